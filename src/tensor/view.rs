@@ -53,9 +53,10 @@ impl<'a> TensorView<'a> {
     pub fn new(name: impl Into<String>, dtype: DType, shape: Vec<usize>, data: &'a [u8]) -> Result<Self> {
         let name = name.into();
         let view = TensorView { name, dtype, shape, data, row_map: RowMap::Straight, offset: 0.0 };
-        let wanted = view
-            .elements()
-            .and_then(|n| dtype.bytes(n))
+        let wanted = dtype
+            .bytes(view.cols())
+            .zip(view.elements().map(|n| n / view.cols().max(1)))
+            .and_then(|(row, rows)| row.checked_mul(rows))
             .ok_or_else(|| Error::new(Kind::CorruptFile, format!("{}: {dtype} {:?} is no whole number of blocks", view.name, view.shape)).named(&view.name))?;
         if wanted != data.len() {
             return Err(Error::new(Kind::CorruptFile, format!("{}: {} bytes are stored, {dtype} {:?} takes {wanted}", view.name, data.len(), view.shape))

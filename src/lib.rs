@@ -1,0 +1,15 @@
+//! metrale: a language model inside your own process.
+//!
+//! Layers *record* operations onto a tape; the recorded circuit is fused, laid out in one workspace and becomes a
+//! straight-line program that the CPU (or a GPU) runs. Modules import only from the left of this list:
+//! `error options tensor` < `backend text` < `quant` < `ops` < `circuit` < `weights cache sampling` < `layers` <
+//! `model` < `families` < `engine` < `abi`.
+
+pub mod backend;
+pub mod error;
+pub mod options;
+pub mod quant;
+pub mod sampling;
+pub mod tensor;
+pub mod text;
+pub mod weights;

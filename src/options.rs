@@ -1,0 +1,54 @@
+//! Settings: read once, each with a default, a sentence and, where a host may set it from outside, a `METRALE_` name.
+
+use crate::error::{Error, Kind, Result};
+use crate::bail;
+
+/// How exactly the mathematics is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Compute {
+    /// Quantised weights meet 8-bit activations, the cache is 16 bits wide. Bits are the same for any threads and batch.
+    #[default]
+    Fast,
+    /// Every weight decoded to its exact value, activations and cache in f32.
+    F32,
+}
+
+/// What `load` may be told.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// Threads that compute, the caller's included; 0 takes the processors this process may use.
+    pub threads: usize,
+    /// Most tokens one sequence may hold; 0 takes the model's own limit, capped at 4,096.
+    pub context: usize,
+    /// Precision; `None` takes `METRALE_COMPUTE` from the environment, else `Fast`.
+    pub compute: Option<Compute>,
+    /// Fill the shapes of `config.json` with random weights of this type instead of reading tensors: for timing.
+    pub synthetic: Option<Synthetic>,
+}
+
+/// Random weights instead of a checkpoint's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Synthetic {
+    /// How matrices are stored (`BF16`, `F16`, `F32`, `Q8_0`, `Q4_0`, `Q4_K` ...).
+    pub dtype: crate::tensor::DType,
+    /// Seed of the generator.
+    pub seed: u64,
+}
+
+impl Compute {
+    /// The option if given, else the environment's `METRALE_COMPUTE` (`f32` or `fast`), else `Fast`.
+    pub fn resolve(option: Option<Compute>) -> Result<Compute> {
+        if let Some(compute) = option {
+            return Ok(compute);
+        }
+        match std::env::var("METRALE_COMPUTE") {
+            Ok(value) => match value.as_str() {
+                "f32" => Ok(Compute::F32),
+                "fast" | "" => Ok(Compute::Fast),
+                other => bail!(UnknownOption, "METRALE_COMPUTE is {other:?}; `f32` and `fast` are known"),
+            },
+            Err(std::env::VarError::NotPresent) => Ok(Compute::Fast),
+            Err(e) => Err(Error::new(Kind::UnknownOption, format!("METRALE_COMPUTE: {e}"))),
+        }
+    }
+}
