@@ -154,8 +154,11 @@ pub(super) fn exists(path: &Path) -> Result<bool> {
 }
 
 pub(super) fn not_a_model(label: &str, what: &str) -> Error {
-    Error::new(Kind::NotAModel, format!("{label} is no model: it is {what}. A folder with config.json and safetensors, or a .gguf file, is needed"))
-        .named(label)
+    Error::new(
+        Kind::NotAModel,
+        format!("{label} is no model: it is {what}. A folder with config.json and safetensors, or a .gguf file, is needed"),
+    )
+    .named(label)
 }
 
 #[cfg(test)]

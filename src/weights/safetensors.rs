@@ -78,7 +78,8 @@ fn place(name: String, entry: Entry, start: u64, size: u64, label: &str) -> Resu
     }
     let last = start.checked_add(end).filter(|&last| last <= size);
     let Some(last) = last else {
-        let text = format!("its bytes should end at byte {} of the file, which has {size}: it is cut short", u128::from(start) + u128::from(end));
+        let text =
+            format!("its bytes should end at byte {} of the file, which has {size}: it is cut short", u128::from(start) + u128::from(end));
         return Err(fail(Kind::CorruptFile, text).at(start.saturating_add(begin)).sizes(start.saturating_add(end), size));
     };
     let shape: Option<Vec<usize>> = entry.shape.iter().map(|&d| usize::try_from(d).ok()).collect();

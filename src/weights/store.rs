@@ -251,7 +251,11 @@ impl Checkpoint {
         if count > 1 {
             let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
             let Some((stem, 1, of)) = detect::split_part(&name).filter(|&(_, _, of)| u64::from(of) == count) else {
-                bail!(InvalidArgument, "{}: is one of {count} parts; open the first, named like model-00001-of-{count:05}.gguf", path.display());
+                bail!(
+                    InvalidArgument,
+                    "{}: is one of {count} parts; open the first, named like model-00001-of-{count:05}.gguf",
+                    path.display()
+                );
             };
             for part in 2..=of {
                 let path = path.with_file_name(format!("{stem}-{part:05}-of-{of:05}.gguf"));

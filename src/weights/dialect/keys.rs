@@ -114,7 +114,8 @@ impl<'a> Keys<'a> {
         let embedding = self.parts.iter().find_map(|p| p.tensor("token_embd.weight"));
         match embedding.map(|t| t.shape.as_slice()) {
             Some([rows, _]) => Ok(*rows as u64),
-            Some(shape) => Err(Error::new(Kind::CorruptFile, format!("token_embd.weight is {shape:?}, expected two dimensions")).named("token_embd.weight")),
+            Some(shape) => Err(Error::new(Kind::CorruptFile, format!("token_embd.weight is {shape:?}, expected two dimensions"))
+                .named("token_embd.weight")),
             None => {
                 let text = format!("{}: the tensor token_embd.weight is missing", self.gguf().source().label());
                 Err(Error::new(Kind::CorruptFile, text).named("token_embd.weight"))
@@ -195,7 +196,10 @@ impl<'a> Keys<'a> {
                 quant::decode(info.dtype, &part.source().bytes()[info.range.clone()], &mut values)?;
                 Ok(Some(values))
             }
-            _ => Err(Error::new(Kind::CorruptFile, format!("{name} is {:?}, expected a vector of at most {LARGEST}", info.shape)).named(name)),
+            _ => {
+                Err(Error::new(Kind::CorruptFile, format!("{name} is {:?}, expected a vector of at most {LARGEST}", info.shape))
+                    .named(name))
+            }
         }
     }
 }

@@ -106,7 +106,8 @@ fn tensor_info(r: &mut Reader<'_>, at: usize, name: &str) -> Result<Pending> {
         shape.insert(0, usize::try_from(d).map_err(|_| r.corrupt(at, format!("a dimension is {d}")))?);
     }
     let type_at = r.at;
-    let dtype = dtype(r.u32("the type")?).map_err(|(kind, text)| Error::new(kind, format!("{}: at byte {type_at}: {text}", r.label)).at(type_at as u64))?;
+    let dtype = dtype(r.u32("the type")?)
+        .map_err(|(kind, text)| Error::new(kind, format!("{}: at byte {type_at}: {text}", r.label)).at(type_at as u64))?;
     let offset = r.u64("the offset")?;
     let cols = shape.last().copied().unwrap_or(1);
     let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
@@ -132,7 +133,9 @@ fn place(r: &Reader<'_>, pending: Vec<Pending>, alignment: u64) -> Result<Vec<Te
         let end = begin.and_then(|begin| begin.checked_add(p.bytes)).filter(|&end| end <= size);
         let (Some(begin), Some(end)) = (begin, end) else {
             let wanted = base.saturating_add(p.offset).saturating_add(p.bytes);
-            return Err(fail(format!("its bytes should end at byte {wanted} of the file, which has {size}: it is cut short")).sizes(wanted, size));
+            return Err(
+                fail(format!("its bytes should end at byte {wanted} of the file, which has {size}: it is cut short")).sizes(wanted, size)
+            );
         };
         // Both are at most the length of a slice.
         tensors.push(TensorInfo { name: p.name, dtype: p.dtype, shape: p.shape, range: begin as usize..end as usize });
