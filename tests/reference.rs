@@ -1,6 +1,6 @@
 //! Reference checkpoints: every family's logits and greedy tokens against goldens made by an independent implementation.
 //!
-//! Walks `tests/fixtures/reference` and, where it is there, `../shared/reference/models`. One line a folder.
+//! Walks `tests/fixtures/models` and, where it is there, `../shared/reference/models`. One line a folder.
 
 mod support;
 
