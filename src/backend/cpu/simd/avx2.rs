@@ -4,7 +4,7 @@
 //! to the activation: 128 * 127 * 2 still fits. 4-bit codes fit as they are.
 #![allow(unsafe_code)] // Intrinsics.
 
-use super::lane::{Lanes, Registers};
+use super::lane::{Lanes, Registers, Tile};
 use std::arch::x86_64::*;
 
 /// AVX2, FMA and F16C.
@@ -47,6 +47,16 @@ impl Lanes for Avx2 {
     type T = __m256i;
     const REGISTERS: Registers = Registers::Sixteen;
     const BIASED: bool = false;
+
+    unsafe fn call<T: Tile>(tile: T) {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn inside<T: Tile>(tile: T) {
+            // SAFETY: the features are enabled here; the rest is the caller's promise.
+            unsafe { tile.run() }
+        }
+        // SAFETY: the caller has the instruction set.
+        unsafe { inside(tile) }
+    }
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {

@@ -27,6 +27,9 @@ pub(super) trait Lanes {
     /// Whether `dot` sees `weight + 128`; then sums start at `-128 * sum(activations)`.
     const BIASED: bool;
 
+    /// Runs the tile inside a function that has the instruction set.
+    unsafe fn call<T: Tile>(tile: T);
+
     unsafe fn splat(x: f32) -> Self::F;
     unsafe fn load(p: *const f32) -> Self::F;
     unsafe fn store(p: *mut f32, x: Self::F);
@@ -57,6 +60,13 @@ pub(super) trait Lanes {
     /// The same for codes 0..=15.
     unsafe fn dot_nibbles(acc: Self::I, codes: Self::N, x: i32) -> Self::I;
     unsafe fn prefetch(p: *const u8);
+}
+
+/// A piece of work made of lane methods. Each becomes one function, so that its sums are all there is to allocate registers for.
+pub(super) trait Tile {
+    /// # Safety
+    /// Needs the instruction set that the tile's lanes are of, and whatever the maker of the tile promised.
+    unsafe fn run(self);
 }
 
 /// Sizes of register files that matter to the tiles.

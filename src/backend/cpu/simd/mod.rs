@@ -118,17 +118,11 @@ macro_rules! instruction_set {
             use super::*;
 
             $(#[target_feature(enable = $features)])?
-            unsafe fn matmul(p: &Product<'_>) {
-                // SAFETY: this function has the features of the lanes; the rest is the caller's promise.
-                unsafe { product::product::<$lanes>(p) }
-            }
-
-            $(#[target_feature(enable = $features)])?
             unsafe fn quantize(x: &[f32], out: &mut [Q8Block]) {
                 quantize::row(x, out)
             }
 
-            pub(super) static TABLE: Table = Table { name: $name, matmul, quantize };
+            pub(super) static TABLE: Table = Table { name: $name, matmul: product::product::<$lanes>, quantize };
         }
     };
 }

@@ -1,7 +1,7 @@
 //! The definition of the lanes, in plain code that every processor runs.
 #![allow(unsafe_code)] // Implements a trait whose methods take pointers.
 
-use super::lane::{Lanes, Registers};
+use super::lane::{Lanes, Registers, Tile};
 use half::{bf16, f16};
 use std::array::from_fn;
 
@@ -17,6 +17,15 @@ impl Lanes for Scalar {
     type T = [u8; 16];
     const REGISTERS: Registers = Registers::None;
     const BIASED: bool = true;
+
+    unsafe fn call<T: Tile>(tile: T) {
+        unsafe fn inside<T: Tile>(tile: T) {
+            // SAFETY: the features are enabled here; the rest is the caller's promise.
+            unsafe { tile.run() }
+        }
+        // SAFETY: the caller has the instruction set.
+        unsafe { inside(tile) }
+    }
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
