@@ -47,6 +47,7 @@ impl Lanes for Avx2 {
     type T = __m256i;
     const REGISTERS: Registers = Registers::Sixteen;
     const BIASED: bool = false;
+    const FUSED: bool = true;
 
     unsafe fn call<T: Tile>(tile: T) {
         #[target_feature(enable = "avx2,fma,f16c")]
@@ -117,6 +118,14 @@ impl Lanes for Avx2 {
     unsafe fn load_f16(p: *const u8) -> Self::F {
         // SAFETY: see above.
         unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast()))] }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u8, x: Self::F) {
+        // SAFETY: see above.
+        unsafe {
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x[0]));
+            _mm_storeu_si128(p.add(16).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x[1]));
+        }
     }
     #[inline(always)]
     unsafe fn splat_i32(x: i32) -> Self::I {

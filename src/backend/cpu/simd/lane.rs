@@ -26,6 +26,8 @@ pub(super) trait Lanes {
     const REGISTERS: Registers;
     /// Whether `dot` sees `weight + 128`; then sums start at `-128 * sum(activations)`.
     const BIASED: bool;
+    /// Whether `fma` rounds once.
+    const FUSED: bool;
 
     /// Runs the tile inside a function that has the instruction set.
     unsafe fn call<T: Tile>(tile: T);
@@ -45,6 +47,9 @@ pub(super) trait Lanes {
     unsafe fn load_bf16_high(p: *const u8) -> Self::F;
     /// 16 half floats.
     unsafe fn load_f16(p: *const u8) -> Self::F;
+
+    /// Writes 16 half floats, nearest even.
+    unsafe fn store_f16(p: *mut u8, x: Self::F);
 
     unsafe fn splat_i32(x: i32) -> Self::I;
     unsafe fn to_float(x: Self::I) -> Self::F;
