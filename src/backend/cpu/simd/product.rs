@@ -107,7 +107,7 @@ macro_rules! unroll {
     (q < $n:ident $body:block) => { unroll!(@ q $n $body 0 1 2 3) };
     (g < $n:ident $body:block) => { unroll!(@ g $n $body 0 1 2 3 4 5 6 7) };
     (@ $i:ident $n:ident $body:block $($at:literal)+) => {
-        $(if $at < $n {
+        $(if const { $at < $n } {
             #[allow(non_upper_case_globals)]
             const $i: usize = $at;
             $body
@@ -118,31 +118,31 @@ macro_rules! unroll {
 unsafe fn floats<S: Lanes, const KIND: u8>(p: &Product<'_>, x: *const f32, stride: usize) {
     // SAFETY: `panel` stays inside `p.panels` and `row` inside `p.rows`, with the tile's size taken into account.
     unsafe {
+        let wide = S::REGISTERS == Registers::ThirtyTwo || S::REGISTERS == Registers::Sixteen && p.rows.len() == 1;
         let mut panel = p.panels.start;
         while panel < p.panels.end {
-            let four = p.panels.end - panel >= 4
-                && (S::REGISTERS == Registers::ThirtyTwo || S::REGISTERS == Registers::Sixteen && p.rows.len() == 1);
+            let four = wide && p.panels.end - panel >= 4;
             let mut row = p.rows.start;
             while row < p.rows.end {
                 let x = x.add(row * stride);
-                let left = p.rows.end - row;
-                let rows = if S::REGISTERS == Registers::None { 1 } else { tile_rows(left, 6) };
-                macro_rules! wide {
+                let rows = if S::REGISTERS == Registers::None { 1 } else { tile_rows(p.rows.end - row, 6) };
+                macro_rules! four {
                     ($R:literal) => {
                         FloatTile::<S, KIND, $R, 4> { p, panel, row, x, stride, lanes: PhantomData }
                     };
                 }
-                macro_rules! narrow {
+                macro_rules! one {
                     ($R:literal) => {
                         FloatTile::<S, KIND, $R, 1> { p, panel, row, x, stride, lanes: PhantomData }
                     };
                 }
-                match S::REGISTERS {
-                    // Only a single row has a tile of one row: `tile_rows` never leaves one over.
-                    Registers::ThirtyTwo if four => with_rows!(S, rows, wide, [1 2 3 4 6]),
-                    Registers::Sixteen if four => with_rows!(S, rows, wide, [1]),
-                    Registers::None => with_rows!(S, rows, narrow, [1]),
-                    _ => with_rows!(S, rows, narrow, [1 2 3 4 6]),
+                // Conditions are constants, so that an instruction set has only the tiles it uses.
+                if const { S::REGISTERS.are(Registers::ThirtyTwo) } {
+                    if four { with_rows!(S, rows, four, [1 2 3 4 6]) } else { with_rows!(S, rows, one, [1 2 3 4 6]) }
+                } else if const { S::REGISTERS.are(Registers::Sixteen) } {
+                    if four { with_rows!(S, rows, four, [1]) } else { with_rows!(S, rows, one, [1 2 3 4 6]) }
+                } else {
+                    with_rows!(S, rows, one, [1]);
                 }
                 row += rows;
             }
@@ -183,7 +183,7 @@ impl<S: Lanes, const KIND: u8, const R: usize, const P: usize> Tile for FloatTil
                     let x = S::splat(*x.add(r * stride));
                     unroll!(j < P { acc[r][j] = S::fma(x, w[j], acc[r][j]); });
                 });
-                if KIND == BF16 {
+                if const { KIND == BF16 } {
                     // Both halves come from one load, but a large tile has no registers to keep it in. The fence makes the compiler
                     // load again, from the first cache, instead of spilling sums.
                     compiler_fence(Ordering::SeqCst);
@@ -245,11 +245,25 @@ unsafe fn integers<S: Lanes, const KIND: u8, const HALF: bool, const MIN: bool>(
         let mut panel = p.panels.start;
         while panel < p.panels.end {
             let have = p.panels.end - panel;
-            let width = match S::REGISTERS {
-                // One row of 8-bit weights reads best in four streams, of 4-bit weights in one.
-                Registers::ThirtyTwo if have >= 4 && p.rows.len() == 1 && KIND == I8 => 4,
-                Registers::ThirtyTwo if have >= 2 && p.rows.len() > 1 => 2,
-                _ => 1,
+            let wide = S::REGISTERS == Registers::ThirtyTwo;
+            // One row of 8-bit weights reads best in four streams, of 4-bit weights in one.
+            let width = if wide && KIND == I8 && have >= 4 && p.rows.len() == 1 {
+                4
+            } else if wide && have >= 2 && p.rows.len() > 1 {
+                2
+            } else {
+                1
+            };
+            let most = match S::REGISTERS {
+                Registers::ThirtyTwo => {
+                    if width == 2 {
+                        6
+                    } else {
+                        4
+                    }
+                }
+                Registers::Sixteen => 2,
+                Registers::None => 1,
             };
             let mut row = p.rows.start;
             while row < p.rows.end {
@@ -274,19 +288,21 @@ unsafe fn integers<S: Lanes, const KIND: u8, const HALF: bool, const MIN: bool>(
                         tile!($R, 1)
                     };
                 }
-                let most = match S::REGISTERS {
-                    Registers::ThirtyTwo if width > 1 => 6,
-                    Registers::ThirtyTwo => 4,
-                    Registers::Sixteen => 2,
-                    Registers::None => 1,
-                };
                 let rows = tile_rows(p.rows.end - row, most);
-                match (S::REGISTERS, width) {
-                    (Registers::ThirtyTwo, 4) if KIND == I8 => with_rows!(S, rows, four, [1]),
-                    (Registers::ThirtyTwo, 2) => with_rows!(S, rows, two, [2 3 4 6]),
-                    (Registers::ThirtyTwo, _) => with_rows!(S, rows, one, [1 2 3 4]),
-                    (Registers::Sixteen, _) => with_rows!(S, rows, one, [1 2]),
-                    (Registers::None, _) => with_rows!(S, rows, one, [1]),
+                if const { S::REGISTERS.are(Registers::ThirtyTwo) } {
+                    match width {
+                        4 => {
+                            if const { KIND == I8 } {
+                                with_rows!(S, rows, four, [1])
+                            }
+                        }
+                        2 => with_rows!(S, rows, two, [2 3 4 6]),
+                        _ => with_rows!(S, rows, one, [1 2 3 4]),
+                    }
+                } else if const { S::REGISTERS.are(Registers::Sixteen) } {
+                    with_rows!(S, rows, one, [1 2]);
+                } else {
+                    with_rows!(S, rows, one, [1]);
                 }
                 row += rows;
             }
@@ -398,7 +414,7 @@ impl<S: Lanes, const KIND: u8, const HALF: bool, const MIN: bool, const R: usize
                     x.add($r * stride).cast::<i8>().add(k + 4 * $g).cast::<i32>().read_unaligned()
                 };
             }
-            if KIND == I8 {
+            if const { KIND == I8 } {
                 unroll!(g < GROUPS {
                     if g < groups {
                         let mut w = [MaybeUninit::<S::W>::uninit(); P];
