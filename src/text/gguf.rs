@@ -66,9 +66,8 @@ mod token_type {
 }
 
 /// Texts that end a turn where they are control tokens: files often name only one of several.
-const TURN_ENDS: [&str; 9] = [
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<|return|>", "<|call|>",
-];
+const TURN_ENDS: [&str; 9] =
+    ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<|return|>", "<|call|>"];
 
 /// What differs between the kinds of vocabulary.
 struct Scheme {
@@ -120,9 +119,8 @@ pub(super) fn build(vocab: GgufVocab) -> Result<Tokenizer> {
             bpe = bpe.unk_token(unk);
         }
     }
-    let model = bpe.build().map_err(|e| {
-        Error::new(Kind::CorruptFile, format!("tokenizer.ggml.merges: {e}")).named("tokenizer.ggml.merges")
-    })?;
+    let model =
+        bpe.build().map_err(|e| Error::new(Kind::CorruptFile, format!("tokenizer.ggml.merges: {e}")).named("tokenizer.ggml.merges"))?;
     Tokenizer::assemble(Parts {
         model: model.into(),
         normalizer: scheme.normalizer,
@@ -177,11 +175,8 @@ fn byte_level_scheme(rule: &Rule) -> Result<Scheme> {
 
 fn sentencepiece_scheme(space_prefix: bool) -> Result<Scheme> {
     let blanks = Replace::new(" ", "\u{2581}").map_err(|e| Error::new(Kind::Internal, format!("normalizer: {e}")))?;
-    let normalizer = if space_prefix {
-        Sequence::new(vec![Prepend::new("\u{2581}".to_string()).into(), blanks.into()]).into()
-    } else {
-        blanks.into()
-    };
+    let normalizer =
+        if space_prefix { Sequence::new(vec![Prepend::new("\u{2581}".to_string()).into(), blanks.into()]).into() } else { blanks.into() };
     Ok(Scheme {
         normalizer: Some(normalizer),
         pre_tokenizer: None,

@@ -43,9 +43,9 @@ pub(super) fn from_folder(folder: &Path) -> Result<Option<Tokenizer>> {
             let known: Vec<i32> = ends.iter().filter_map(|&id| i32::try_from(id).ok()).collect();
             ensure!(known.len() == ends.len(), CorruptFile, "{file}: eos_token_id {ends:?} is not a token id");
             let both = [tokenizer.end_tokens(), &known].concat();
-            tokenizer.set_end_tokens(&both).map_err(|e| {
-                Error::new(Kind::CorruptFile, format!("{file}: eos_token_id: {e}")).named("eos_token_id")
-            })?;
+            tokenizer
+                .set_end_tokens(&both)
+                .map_err(|e| Error::new(Kind::CorruptFile, format!("{file}: eos_token_id: {e}")).named("eos_token_id"))?;
             break;
         }
     }
@@ -53,9 +53,8 @@ pub(super) fn from_folder(folder: &Path) -> Result<Option<Tokenizer>> {
 }
 
 pub(super) fn from_bytes(bytes: &[u8], config: Option<&Value>) -> Result<Tokenizer> {
-    let file: File = serde_json::from_slice(bytes).map_err(|e| {
-        Error::new(Kind::CorruptFile, format!("tokenizer.json: {e}")).named("tokenizer.json").at(e.column() as u64)
-    })?;
+    let file: File = serde_json::from_slice(bytes)
+        .map_err(|e| Error::new(Kind::CorruptFile, format!("tokenizer.json: {e}")).named("tokenizer.json").at(e.column() as u64))?;
     let config = config.unwrap_or(&Value::Null);
     let rules = DecodeRules::from_json(&file.decoder)?;
     let post_processor: Option<PostProcessorWrapper> = part("post_processor", file.post_processor)?;
@@ -79,8 +78,7 @@ pub(super) fn from_bytes(bytes: &[u8], config: Option<&Value>) -> Result<Tokeniz
         ensure!(known, CorruptFile, "tokenizer.json: post_processor adds token {id}, the vocabulary has {} tokens", pieces.len());
     }
     let unk = role("unk_token").or_else(|| file.model.unk_token.as_deref().and_then(find));
-    let names =
-        Names { bos, eos, unk, pad: role("pad_token"), ends: sorted(eos.into_iter().collect()), templates: templates(config) };
+    let names = Names { bos, eos, unk, pad: role("pad_token"), ends: sorted(eos.into_iter().collect()), templates: templates(config) };
     Tokenizer::assemble(Parts {
         model: model(file.model)?,
         normalizer: part::<NormalizerWrapper>("normalizer", file.normalizer)?,
@@ -210,9 +208,7 @@ fn part<T: serde::de::DeserializeOwned>(name: &str, value: Value) -> Result<Opti
     if value.is_null() {
         return Ok(None);
     }
-    serde_json::from_value(value)
-        .map(Some)
-        .map_err(|e| Error::new(Kind::CorruptFile, format!("tokenizer.json: {name}: {e}")).named(name))
+    serde_json::from_value(value).map(Some).map_err(|e| Error::new(Kind::CorruptFile, format!("tokenizer.json: {name}: {e}")).named(name))
 }
 
 fn model(file: ModelFile) -> Result<ModelWrapper> {
@@ -366,7 +362,8 @@ fn add_template_files(folder: &Path, config: &mut Value) -> Result<()> {
     let mut found: Vec<(String, String)> = Vec::new();
     if let Some(source) = read_text(&folder.join("chat_template.jinja"))? {
         found.push(("default".to_string(), source));
-    } else if let Some(Value::String(source)) = read_json(&folder.join("chat_template.json"))?.and_then(|v| v.get("chat_template").cloned()) {
+    } else if let Some(Value::String(source)) = read_json(&folder.join("chat_template.json"))?.and_then(|v| v.get("chat_template").cloned())
+    {
         found.push(("default".to_string(), source));
     }
     for entry in fs::read_dir(folder.join("additional_chat_templates")).into_iter().flatten().flatten() {
@@ -390,8 +387,7 @@ fn add_template_files(folder: &Path, config: &mut Value) -> Result<()> {
     if !config.is_object() {
         *config = Value::Object(Default::default());
     }
-    config["chat_template"] =
-        found.into_iter().map(|(name, template)| serde_json::json!({"name": name, "template": template})).collect();
+    config["chat_template"] = found.into_iter().map(|(name, template)| serde_json::json!({"name": name, "template": template})).collect();
     Ok(())
 }
 

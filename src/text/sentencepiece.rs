@@ -39,9 +39,7 @@ pub(super) fn merges<'a>(vocab: &Vocab, pieces: impl Iterator<Item = Piece<'a>>)
         local.sort_by_key(|&(left, right, _)| (left, right));
         cuts.extend(local.drain(..).map(|(_, _, cut)| cut));
     }
-    cuts.sort_by(|a, b| {
-        b.score.total_cmp(&a.score).then(b.left_chars.cmp(&a.left_chars)).then(b.right_chars.cmp(&a.right_chars))
-    });
+    cuts.sort_by(|a, b| b.score.total_cmp(&a.score).then(b.left_chars.cmp(&a.left_chars)).then(b.right_chars.cmp(&a.right_chars)));
     let mut merges = error::vec_with_capacity(cuts.len(), "merges")?;
     merges.extend(cuts.into_iter().map(|cut| (cut.left.to_string(), cut.right.to_string())));
     Ok(merges)
