@@ -1,9 +1,9 @@
 //! The tokenizer: text to ids and back, whatever file the vocabulary came from.
 //!
 //! The parts of the `tokenizers` crate are run here one after the other (split at added tokens, normalize, pre-tokenize,
-//! merge) rather than through its own `Tokenizer`, because whether special tokens are parsed is a choice per call there is
-//! no shared-state-free way to make otherwise. Its caches are switched off (they live in thread-local storage and would
-//! outlive the model) and so is its thread pool.
+//! merge) rather than through its own `Tokenizer`, because there whether special tokens are parsed is a state of the
+//! object and not a choice of the call. Its caches are switched off (they live in thread-local storage and would outlive
+//! the model) and so is its thread pool.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use tokenizers::tokenizer::{
     PreTokenizer, PreTokenizerWrapper, Token,
 };
 
+use super::bpe::Bpe;
 use super::gguf::{self, GgufVocab};
 use super::json;
 use super::own_stack;
@@ -28,7 +29,7 @@ const MAX_TEXT: usize = 64 << 20;
 
 /// A vocabulary with everything needed to encode and decode. Immutable but for the end tokens; `Send + Sync`.
 pub struct Tokenizer {
-    model: ModelWrapper,
+    words: Words,
     normalizer: Option<NormalizerWrapper>,
     pre_tokenizer: Option<PreTokenizerWrapper>,
     /// Finds added tokens, special ones included.
@@ -41,6 +42,30 @@ pub struct Tokenizer {
     pieces: Pieces,
     strip_start: usize,
     names: Names,
+}
+
+/// What turns a word into tokens.
+pub(super) enum Words {
+    /// Byte-pair merges: nearly every language model.
+    Bpe(Bpe),
+    /// The other kinds, as the `tokenizers` crate has them.
+    Other(ModelWrapper),
+}
+
+impl Words {
+    fn tokenize(&self, word: &str) -> tokenizers::Result<Vec<Token>> {
+        match self {
+            Words::Bpe(bpe) => Ok(bpe.tokens(word).into_iter().map(|id| Token::new(id, String::new(), (0, 0))).collect()),
+            Words::Other(model) => model.tokenize(word),
+        }
+    }
+
+    fn id(&self, text: &str) -> Option<u32> {
+        match self {
+            Words::Bpe(bpe) => bpe.id(text),
+            Words::Other(model) => model.token_to_id(text),
+        }
+    }
 }
 
 /// Ids with a role, and the templates.
@@ -58,7 +83,7 @@ pub(super) struct Names {
 
 /// What a reader of a vocabulary hands over.
 pub(super) struct Parts {
-    pub(super) model: ModelWrapper,
+    pub(super) words: Words,
     pub(super) normalizer: Option<NormalizerWrapper>,
     pub(super) pre_tokenizer: Option<PreTokenizerWrapper>,
     pub(super) added: Vec<(u32, AddedToken)>,
@@ -98,7 +123,7 @@ impl Tokenizer {
         let mut added_plain = added.clone();
         added_plain.set_encode_special_tokens(true);
         Ok(Tokenizer {
-            model: parts.model,
+            words: parts.words,
             normalizer: parts.normalizer,
             pre_tokenizer: parts.pre_tokenizer,
             added,
@@ -126,7 +151,7 @@ impl Tokenizer {
             if let Some(pre_tokenizer) = &self.pre_tokenizer {
                 pre_tokenizer.pre_tokenize(&mut pieces).map_err(failed)?;
             }
-            pieces.tokenize(|piece| self.model.tokenize(piece.get())).map_err(failed)?;
+            pieces.tokenize(|piece| self.words.tokenize(piece.get())).map_err(failed)?;
             pieces.into_encoding(None, 0, OffsetType::None).map_err(failed)
         })?;
         let (before, after): (&[u32], &[u32]) = if add_special { (&self.prefix, &self.suffix) } else { (&[], &[]) };
@@ -157,7 +182,7 @@ impl Tokenizer {
 
     /// The token with this literal text: an added token, or an entry of the vocabulary as it is written in the file.
     pub fn token_id(&self, text: &str) -> Option<i32> {
-        let id = self.added.get_vocab().get(text).copied().or_else(|| self.model.token_to_id(text))?;
+        let id = self.added.get_vocab().get(text).copied().or_else(|| self.words.id(text))?;
         i32::try_from(id).ok()
     }
 
