@@ -49,14 +49,14 @@ pub(super) struct Bpe {
 /// A token in a word that is being merged; a list linked by index.
 #[derive(Clone, Copy)]
 struct Symbol {
+    /// `NONE` once it is merged into its left neighbour.
     id: u32,
-    previous: usize,
-    next: usize,
-    alive: bool,
+    previous: u32,
+    next: u32,
 }
 
-/// No symbol.
-const END: usize = usize::MAX;
+/// No symbol. Texts are far shorter than this, and token ids are at most `i32::MAX`.
+const NONE: u32 = u32::MAX;
 
 impl Bpe {
     pub(super) fn new(vocab: Vocab, merges: &[Merge], options: BpeOptions) -> Result<Bpe> {
@@ -123,37 +123,39 @@ impl Bpe {
 
     /// Merges the pair of lowest rank, the leftmost of equals, until none is left.
     fn merge(&self, ids: &[u32]) -> Vec<u32> {
-        let last = ids.len() - 1;
-        let link = |(at, &id): (usize, &u32)| Symbol {
+        let count = ids.len() as u32;
+        let link = |(at, &id): (u32, &u32)| Symbol {
             id,
-            previous: if at == 0 { END } else { at - 1 },
-            next: if at == last { END } else { at + 1 },
-            alive: true,
+            previous: at.checked_sub(1).unwrap_or(NONE),
+            next: if at + 1 == count { NONE } else { at + 1 },
         };
-        let mut symbols: Vec<Symbol> = ids.iter().enumerate().map(link).collect();
-        let candidate = |symbols: &[Symbol], left: usize| -> Option<Reverse<(u32, usize, u32)>> {
-            let right = symbols.get(symbols.get(left)?.next)?;
-            let &(rank, merged) = self.merges.get(&(symbols[left].id, right.id))?;
+        let mut symbols: Vec<Symbol> = (0..count).zip(ids).map(link).collect();
+        // Rank, place and result of merging the symbol at `left` with the next one.
+        let candidate = |symbols: &[Symbol], left: u32| -> Option<Reverse<(u32, u32, u32)>> {
+            let symbol = symbols.get(left as usize)?;
+            let right = symbols.get(symbol.next as usize)?;
+            let &(rank, merged) = self.merges.get(&(symbol.id, right.id))?;
             Some(Reverse((rank, left, merged)))
         };
-        let mut queue: BinaryHeap<_> = (0..last).filter_map(|at| candidate(&symbols, at)).collect();
-        while let Some(Reverse((rank, left, merged))) = queue.pop() {
+        let mut queue: BinaryHeap<_> = (0..count).filter_map(|at| candidate(&symbols, at)).collect();
+        while let Some(entry) = queue.pop() {
+            let Reverse((_, left, merged)) = entry;
             // An entry is stale when either neighbour has changed since; a newer one is then in the queue.
-            if !symbols[left].alive || candidate(&symbols, left) != Some(Reverse((rank, left, merged))) {
+            if candidate(&symbols, left) != Some(entry) {
                 continue;
             }
-            let right = symbols[left].next;
+            let right = symbols[left as usize].next as usize;
             let after = symbols[right].next;
-            symbols[right].alive = false;
-            symbols[left].id = merged;
-            symbols[left].next = after;
-            if let Some(after) = symbols.get_mut(after) {
+            symbols[right] = Symbol { id: NONE, previous: NONE, next: NONE };
+            symbols[left as usize].id = merged;
+            symbols[left as usize].next = after;
+            if let Some(after) = symbols.get_mut(after as usize) {
                 after.previous = left;
             }
-            queue.extend(candidate(&symbols, symbols[left].previous));
+            queue.extend(candidate(&symbols, symbols[left as usize].previous));
             queue.extend(candidate(&symbols, left));
         }
-        symbols.iter().filter(|symbol| symbol.alive).map(|symbol| symbol.id).collect()
+        symbols.iter().map(|symbol| symbol.id).filter(|&id| id != NONE).collect()
     }
 }
 

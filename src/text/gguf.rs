@@ -119,6 +119,7 @@ pub(super) fn build(vocab: GgufVocab) -> Result<Tokenizer> {
     Tokenizer::assemble(Parts {
         words: Words::Bpe(Bpe::new(texts, &merges, options)?),
         normalizer: scheme.normalizer,
+        expansion: 3,
         pre_tokenizer: scheme.pre_tokenizer,
         added,
         prefix,

@@ -26,6 +26,8 @@ use crate::{bail, ensure};
 
 /// Largest file read. The largest `tokenizer.json` in use has about 35 MB.
 const MAX_FILE: u64 = 512 << 20;
+/// Longest word that WordPiece looks at; its time grows with the square.
+const MAX_WORD: usize = 1000;
 /// Largest token id; tables are as long as the largest id.
 const MAX_ID: u32 = 1 << 24;
 
@@ -81,6 +83,7 @@ pub(super) fn from_bytes(bytes: &[u8], config: Option<&Value>) -> Result<Tokeniz
     let names = Names { bos, eos, unk, pad: role("pad_token"), ends: sorted(eos.into_iter().collect()), templates: templates(config) };
     Tokenizer::assemble(Parts {
         words: words(file.model)?,
+        expansion: expansion(&file.normalizer),
         normalizer: part::<NormalizerWrapper>("normalizer", file.normalizer)?,
         pre_tokenizer: part::<PreTokenizerWrapper>("pre_tokenizer", file.pre_tokenizer)?,
         added,
@@ -211,6 +214,27 @@ fn part<T: serde::de::DeserializeOwned>(name: &str, value: Value) -> Result<Opti
     serde_json::from_value(value).map(Some).map_err(|e| Error::new(Kind::CorruptFile, format!("tokenizer.json: {name}: {e}")).named(name))
 }
 
+/// How many times longer a normalizer can make a text, at most.
+fn expansion(normalizer: &Value) -> usize {
+    let len = |key: &str| normalizer.get(key).and_then(Value::as_str).map_or(0, str::len);
+    match normalizer.get("type").and_then(Value::as_str) {
+        Some("Sequence") => {
+            let parts = normalizer.get("normalizers").and_then(Value::as_array).into_iter().flatten();
+            parts.map(expansion).fold(1, usize::saturating_mul)
+        }
+        Some("Replace") => {
+            let pattern = normalizer.get("pattern").and_then(|p| p.get("String")).and_then(Value::as_str);
+            // A regular expression may match nothing, before every byte.
+            pattern.map_or(len("content") + 1, |pattern| len("content").div_ceil(pattern.len().max(1)).max(1))
+        }
+        Some("Prepend") => len("prepend").max(1),
+        // U+FDFA, 3 bytes, becomes 33 (NFKC, NFKD); other forms triple at most.
+        Some("NFKC" | "NFKD" | "Precompiled" | "Nmt") => 11,
+        Some("NFC" | "NFD" | "BertNormalizer" | "Lowercase" | "ByteLevel") => 3,
+        _ => 1,
+    }
+}
+
 fn words(file: ModelFile) -> Result<Words> {
     let kind = match file.kind.as_deref() {
         Some(kind) => kind.to_string(),
@@ -248,7 +272,7 @@ fn words(file: ModelFile) -> Result<Words> {
                 .vocab(vocab)
                 .unk_token(unk)
                 .continuing_subword_prefix(file.continuing_subword_prefix.unwrap_or_else(|| "##".to_string()))
-                .max_input_chars_per_word(file.max_input_chars_per_word.unwrap_or(100));
+                .max_input_chars_per_word(file.max_input_chars_per_word.unwrap_or(100).min(MAX_WORD));
             Ok(Words::Other(pieces.build().map_err(corrupt)?.into()))
         }
         ("WordLevel", VocabFile::Map(vocab)) => {
@@ -481,6 +505,16 @@ mod tests {
         for text in ["", "{}", "null", "[1]", nested.as_str(), "{\"model\":", "\u{feff}"] {
             assert_eq!(Tokenizer::from_json(text.as_bytes(), None).err().unwrap().kind(), Kind::CorruptFile);
         }
+    }
+
+    #[test]
+    fn a_normalizer_that_inflates_text_gets_short_texts_only() {
+        let mut file = sample();
+        let replace = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaaaaaaaa"});
+        file["normalizer"] = json!({"type": "Sequence", "normalizers": vec![replace; 6]});
+        let t = load(&file, None).unwrap();
+        assert_eq!(t.encode("aaaa", false, false).unwrap_err().kind(), Kind::TooLarge);
+        assert_eq!(expansion(&json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})), 3);
     }
 
     #[test]

@@ -23,9 +23,9 @@ use crate::bail;
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
 
-/// Longest text that is tokenized in one call. `tokenizers` works with about 20 bytes per byte of text, and no context
-/// holds anything near 10 million tokens.
-const MAX_TEXT: usize = 64 << 20;
+/// Longest text that is tokenized in one call, after normalizing. Working on it takes about 50 bytes for each of its
+/// bytes, and no context holds anything near as many tokens.
+const MAX_TEXT: usize = 48 << 20;
 
 /// A vocabulary with everything needed to encode and decode. Immutable but for the end tokens; `Send + Sync`.
 pub struct Tokenizer {
@@ -41,6 +41,7 @@ pub struct Tokenizer {
     suffix: Vec<u32>,
     pieces: Pieces,
     strip_start: usize,
+    max_text: usize,
     names: Names,
 }
 
@@ -85,6 +86,8 @@ pub(super) struct Names {
 pub(super) struct Parts {
     pub(super) words: Words,
     pub(super) normalizer: Option<NormalizerWrapper>,
+    /// How many times longer the normalizer can make a text.
+    pub(super) expansion: usize,
     pub(super) pre_tokenizer: Option<PreTokenizerWrapper>,
     pub(super) added: Vec<(u32, AddedToken)>,
     pub(super) prefix: Vec<u32>,
@@ -132,6 +135,8 @@ impl Tokenizer {
             suffix: parts.suffix,
             pieces: parts.pieces,
             strip_start: parts.strip_start,
+            // A blank that becomes U+2581 is three bytes, so three is the ordinary case.
+            max_text: MAX_TEXT / parts.expansion.max(3),
             names: parts.names,
         })
     }
@@ -140,9 +145,9 @@ impl Tokenizer {
     /// begins a text). With `parse_special` the text of a special token becomes that token; without, it is plain text,
     /// which is right for text from a stranger.
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<i32>> {
-        if text.len() > MAX_TEXT {
-            let message = format!("text of {} bytes; at most {MAX_TEXT} are tokenized in one call", text.len());
-            return Err(Error::new(Kind::TooLarge, message).sizes(text.len() as u64, MAX_TEXT as u64));
+        if text.len() > self.max_text {
+            let message = format!("text of {} bytes; at most {} are tokenized in one call", text.len(), self.max_text);
+            return Err(Error::new(Kind::TooLarge, message).sizes(text.len() as u64, self.max_text as u64));
         }
         let added = if parse_special { &self.added } else { &self.added_plain };
         let encoding = own_stack::caught("tokenizer", || {
