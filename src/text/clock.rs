@@ -85,7 +85,7 @@ impl Clock {
                 'R' => write!(out, "{hour:02}:{minute:02}"),
                 // A naive Python datetime has no zone.
                 'z' | 'Z' => Ok(()),
-                'n' => write!(out, "\n"),
+                'n' => writeln!(out),
                 't' => write!(out, "\t"),
                 '%' => write!(out, "%"),
                 _ => return None,

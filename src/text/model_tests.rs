@@ -150,6 +150,20 @@ fn chats_render_like_jinja() {
     }
 }
 
+#[test]
+fn template_features_work_like_in_jinja() {
+    let fixture = fixture_json("features.json");
+    let mut wrong = Vec::new();
+    for feature in fixture["features"].as_array().unwrap() {
+        let (source, expected) = (feature["template"].as_str().unwrap(), feature["expected"].as_str().unwrap());
+        let got = ChatTemplate::new(source, "<s>", "</s>").and_then(|t| t.render(&fixture["messages"], None, true, &Value::Null, None));
+        if got.as_deref() != Ok(expected) {
+            wrong.push(format!("{source}\n  expected {expected:?}\n  got      {got:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 // A reader of just enough GGUF, so that these tests depend on nothing but this module.
 
 fn gguf_metadata(path: &Path) -> HashMap<String, Value> {

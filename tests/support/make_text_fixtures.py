@@ -52,6 +52,41 @@ CHATS = {
     "tools, no system": dict(messages=[dict(role="user", content="x")], tools=[dict(type="function", function=dict(name="f"))]),
 }
 
+# What chat templates in use are written with; each is rendered for FEATURE_MESSAGES.
+FEATURE_MESSAGES = [dict(role="system", content=" Sys\n"), dict(role="user", content="Hi <b>"),
+                    dict(role="assistant", content="<think>\nhm\n</think>\n\nYes", n=1.5), dict(role="user", content=[
+                        dict(type="text", text="look"), dict(type="image", url="x")])]
+FEATURES = r"""
+{{ true }} {{ none }} {{ 1.0 }} {{ 1e16 }} {{ 0.00001 }} {{ 123456789012345680.0 }} {{ -0.5 }} {{ nothing }}|
+{{ [1, 'a', "it's", none, {'k': true, 'f': 2.50}] }} {{ (1, 2) | list }} {{ {} }} {{ [] }}
+{{ messages[2] }} {{ messages[3].content[0] | tojson }}
+{{ {'b': [1, 2.5, none], 'a': 'x"\n<&>'} | tojson }} {{ {'b': 1, 'a': []} | tojson(indent=2, sort_keys=true) }}
+{{ ['é', 1, {}] | tojson(separators=(',', ':'), ensure_ascii=true) }} {{ {'a': {'b': [1]}} | tojson(indent=4) }}
+{% for m in messages %}{{ loop.index }}{{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.revindex }} {% endfor %}
+{% for m in messages if m.role == 'user' %}{{ loop.index }}{{ m['role'] }}{% else %}none{% endfor %}
+{% for k, v in messages[2].items() %}{{ k }}={{ v }};{% endfor %}{% for k, v in messages[2] | dictsort %}{{ k }};{% endfor %}{% for k in messages[2] | items %}{{ k[0] }}{% endfor %}
+{{ messages[2].content.split('</think>')[-1].lstrip('\n') }}|{{ messages[0].content.strip() }}|{{ messages[0].content | trim }}|{{ messages[0].content.rstrip() }}
+{{ 'abc'.startswith('a') }} {{ 'abc'.endswith('x') }} {{ 'a-b'.replace('-', '+') }} {{ 'ABC'.lower() }} {{ 'abc' | upper }} {{ 'a b'.title() }} {{ 'a b' | capitalize }} {{ 'abc'.find('c') }} {{ 'aba'.count('a') }} {{ ', '.join(['a', 'b']) }}
+{{ messages[::-1] | map(attribute='role') | join(',') }} {{ messages[1:] | length }} {{ messages[-1].role }} {{ messages[:-1] | last is mapping }}
+{{ messages | selectattr('role', 'equalto', 'user') | list | length }} {{ messages | rejectattr('role', 'eq', 'user') | map(attribute='content') | first }}
+{{ messages[0].content is string }} {{ messages[3].content is string }} {{ messages[3].content is iterable }} {{ messages[3].content is sequence }} {{ messages[3] is mapping }} {{ 1 is number }} {{ x is defined }} {{ x is not defined }} {{ none is none }} {{ true is true }} {{ 1 is boolean }} {{ 2 is even }} {{ 2 is divisibleby 2 }} {{ 1 is integer }} {{ 1.5 is float }}
+{{ messages[0].get('x') }} {{ messages[0].get('x', 'd') }} {{ messages[0].x | default('e') }} {{ '' | default('f', true) }} {{ messages[0].keys() | list }} {{ messages[0]['nope'] is defined }}
+{{ 7 // 2 }} {{ 7 % 2 }} {{ 2 ** 5 }} {{ 7 / 2 }} {{ 1 + 1.0 }} {{ 'a' + 'b' }} {{ 'a' ~ 1 ~ true ~ none ~ 1.0 }} {{ 'ab' * 2 }} {{ [1] + [2] }} {{ 3 in [1, 3] }} {{ 'a' not in 'abc' }} {{ 'x' if false }}|{{ 'x' if false else 'y' }}
+{% set ns = namespace(n=1, l=[], s='') %}{% for i in range(3) %}{% set ns.n = ns.n * 2 %}{% set ns.l = ns.l + [i] %}{% set ns.s = ns.s ~ i %}{% endfor %}{{ ns.n }}{{ ns.l }}{{ ns.s }}
+{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}
+{% set a, b = 1, 2 %}{{ a + b }}{% set u = nothing %}{{ u is defined }}{% set c = 'p' if a == 1 else 'q' %}{{ c }}{% set d %}x{{ a }}{% endset %}{{ d | length }}{{ d }}
+{% macro m(x, y=2) %}{{ x }}{{ y }}{% endmacro %}{{ m(1) }}{{ m(1, y='z') }}{% macro r(n) %}{{ n }}{% if n > 0 %}{{ r(n - 1) }}{% endif %}{% endmacro %}{{ r(3) }}
+{% macro w() %}<{{ caller() }}>{% endmacro %}{% call w() %}in{% endcall %}{% filter upper %}up{% endfilter %}{% with q = 1 %}{{ q }}{% endwith %}{{ q }}
+{# comment #}  {%- if messages[0].role == 'system' -%}  A  {%- endif %}  B {{- 'C' -}}  D
+{% if a is undefined and not messages[9] is defined %}ok{% elif true %}no{% else %}never{% endif %}
+{{ "tab\there" }} {{ 'q\'q' }} {{ '%.2f' | format(1.234) }} {{ '{} {}'.format(1, 'b') }}
+{{ [3, 1, 2] | sort }} {{ [1, 1, 2] | unique | list }} {{ [1, 2, 3] | reverse | list }} {{ [1, 2] | sum }} {{ [4, 9] | max }} {{ [4, 9] | min }} {{ '12' | int + 1 }} {{ '1.5' | float }} {{ 5 | string + 'x' }} {{ -3 | abs }} {{ 2.567 | round(1) }} {{ '<a>' | safe }} {{ [[1, 2], [3]] | map('length') | list }} {{ ['a', 'b'] | map('upper') | join }}
+{{ messages[3].content | selectattr('type', 'equalto', 'text') | map(attribute='text') | join('\n') }} {{ 'a\nb' | indent(2) }} {{ 'abc'[1] }}{{ 'abc'[-2:] }}{{ 'abc' | first }}{{ 'abc' | list }}
+{% if not (messages[1].content is string) or (messages | length) >= 4 and 1 < 2 <= 2 %}T{% endif %}{{ 1 == 1.0 }}{{ 'a' < 'b' }}{{ [1] == [1] }}{{ {'a': 1} == {'a': 1} }}{{ none == false }}
+{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 1) %}!{% endif %}{% if loop.previtem is defined %}{{ loop.previtem.role[0] }}{% endif %}{% if loop.nextitem is defined %}{{ loop.nextitem.role[0] }}{% endif %}{% endfor %}{{ eos_token }}
+{% for group in messages | groupby('role') %}{{ group.grouper }}{{ group.list | length }}{% endfor %}{{ [1, 2, 3, 4] | batch(2) | list }}{{ range(5) | list }}{{ range(1, 6, 2) | list }}{{ dict(a=1) }}{{ 'x' | list | length }}
+""".strip("\n").split("\n")
+
 
 def gguf_metadata(path):
     """The tokenizer entries of a GGUF file's header."""
@@ -92,7 +127,11 @@ def render(source, conf, messages, tools=None, add_generation_prompt=True):
 def main(models, golden):
     out = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fixtures", "text")
     os.makedirs(os.path.join(out, "stories260k"), exist_ok=True)
-    ids, prompts, chats = {}, {}, []
+    ids, prompts, chats, features = {}, {}, [], []
+    for source in FEATURES:
+        source = source.replace("\\\\", "\\")
+        conf = dict(bos_token="<s>", eos_token="</s>")
+        features.append(dict(template=source, expected=render(source, conf, FEATURE_MESSAGES)))
     for name in NAMES:
         hf = os.path.join(models, name, "hf")
         reference = Tokenizer.from_file(os.path.join(hf, "tokenizer.json"))
@@ -113,6 +152,7 @@ def main(models, golden):
     dump("strings.json", dict(strings=STRINGS, ids=ids))
     dump("prompts.json", prompts)
     dump("chats.json", chats)
+    dump("features.json", dict(messages=FEATURE_MESSAGES, features=features))
     dump("stories260k/gguf.json", gguf_metadata(os.path.join(models, "stories260k", "model.gguf")))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(os.path.join(models, "stories260k", "hf", name), os.path.join(out, "stories260k", name))
