@@ -91,6 +91,30 @@
 // The text stream gives bytes as they are, without waiting for whole characters.
 #define METRALE_TEXT_RAW_BYTES 2
 
+// Elements in a quantised block.
+#define Q8_BLOCK 32
+
+// Alignment of every buffer: one cache line, one AVX-512 register.
+#define ALIGN 64
+
+// Output rows in a panel.
+#define LANES 16
+
+// Elements that share one stretch of codes and scales in the integer layouts.
+#define SUPER 64
+
+// Bytes of the per-row gains in front of an integer panel.
+#define GAINS (LANES * 4)
+
+// Positions in a page of the key/value cache.
+#define PAGE 32
+
+// Most rows and sequences of a batch.
+typedef struct Shape Shape;
+
+// A tensor of the circuit, by number.
+typedef struct Value Value;
+
 // An error object, made by a call that failed. Free it with `metrale_error_free`.
 typedef struct metrale_error metrale_error;
 
@@ -320,6 +344,10 @@ typedef struct {
 // A defect of this library; the message is worth a bug report.
 #define METRALE_INTERNAL -25
 
+
+
+
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -480,7 +508,8 @@ void metrale_sampler_free(metrale_sampler *sampler);
 // Makes an empty sequence. `options` may be NULL. On success `*out` is a handle for `metrale_seq_free`; the model
 // stays in memory while the sequence does. Any thread.
 //
-// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_INVALID_ARGUMENT`, `METRALE_TOO_LARGE`, `METRALE_UNKNOWN_OPTION`,
+// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_LIMIT_EXCEEDED` (more context than the model was loaded for),
+// `METRALE_INVALID_ARGUMENT`, `METRALE_TOO_LARGE`, `METRALE_UNKNOWN_OPTION`,
 // `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary).
 metrale_status metrale_seq_new(metrale_model *model,
                                const metrale_seq_options *options,
@@ -515,7 +544,7 @@ metrale_status metrale_seq_sampling(metrale_seq *seq, const metrale_sampler *sam
 // The model's tokenizer stays in memory while the stream does. Any thread.
 //
 // Statuses: `METRALE_INVALID_ARGUMENT` (an empty stop string, or one that is not UTF-8), `METRALE_UNKNOWN_OPTION`,
-// `METRALE_UNSUPPORTED` when the model comes without a tokenizer.
+// `METRALE_NOT_FOUND` when the model comes without a tokenizer.
 metrale_status metrale_text_new(const metrale_model *model,
                                 const metrale_text_options *options,
                                 metrale_text **out,
@@ -547,7 +576,7 @@ void metrale_text_free(metrale_text *text);
 // `*out_count` is written and the status is `METRALE_MORE`. NULL with capacity 0 asks for the number. Any thread.
 //
 // Statuses: `METRALE_INVALID_ARGUMENT` with the offset of the first byte that is not UTF-8, `METRALE_TOO_LARGE`,
-// `METRALE_UNKNOWN_OPTION`, `METRALE_UNSUPPORTED` when the model comes without a tokenizer.
+// `METRALE_UNKNOWN_OPTION`, `METRALE_NOT_FOUND` when the model comes without a tokenizer.
 metrale_status metrale_tokenize(const metrale_model *model,
                                 const uint8_t *text,
                                 size_t len,
@@ -587,7 +616,7 @@ metrale_status metrale_token_bytes(const metrale_model *model,
 // special tokens itself. Output as in `metrale_tokenize`. Any thread.
 //
 // Statuses: `METRALE_INVALID_ARGUMENT` (malformed JSON, wrong types), `METRALE_UNKNOWN_OPTION` (another key),
-// `METRALE_TEMPLATE` with the template's own text, `METRALE_UNSUPPORTED` when the model has no template,
+// `METRALE_TEMPLATE` with the template's own text, `METRALE_NOT_FOUND` when the model has no template,
 // `METRALE_LIMIT_EXCEEDED`.
 metrale_status metrale_chat_render(const metrale_model *model,
                                    const uint8_t *request,

@@ -48,7 +48,8 @@ fn refused<G>(cause: TryLockError<G>) -> Error {
 /// Makes an empty sequence. `options` may be NULL. On success `*out` is a handle for `metrale_seq_free`; the model
 /// stays in memory while the sequence does. Any thread.
 ///
-/// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_INVALID_ARGUMENT`, `METRALE_TOO_LARGE`, `METRALE_UNKNOWN_OPTION`,
+/// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_LIMIT_EXCEEDED` (more context than the model was loaded for),
+/// `METRALE_INVALID_ARGUMENT`, `METRALE_TOO_LARGE`, `METRALE_UNKNOWN_OPTION`,
 /// `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary).
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_seq_new(

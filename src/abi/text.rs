@@ -37,7 +37,7 @@ impl TextObject {
 /// The model's tokenizer stays in memory while the stream does. Any thread.
 ///
 /// Statuses: `METRALE_INVALID_ARGUMENT` (an empty stop string, or one that is not UTF-8), `METRALE_UNKNOWN_OPTION`,
-/// `METRALE_UNSUPPORTED` when the model comes without a tokenizer.
+/// `METRALE_NOT_FOUND` when the model comes without a tokenizer.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_text_new(
     model: *const metrale_model,

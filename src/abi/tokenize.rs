@@ -18,7 +18,7 @@ use crate::{bail, ensure};
 /// `*out_count` is written and the status is `METRALE_MORE`. NULL with capacity 0 asks for the number. Any thread.
 ///
 /// Statuses: `METRALE_INVALID_ARGUMENT` with the offset of the first byte that is not UTF-8, `METRALE_TOO_LARGE`,
-/// `METRALE_UNKNOWN_OPTION`, `METRALE_UNSUPPORTED` when the model comes without a tokenizer.
+/// `METRALE_UNKNOWN_OPTION`, `METRALE_NOT_FOUND` when the model comes without a tokenizer.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_tokenize(
     model: *const metrale_model,
@@ -96,7 +96,7 @@ pub extern "C" fn metrale_token_bytes(
 /// special tokens itself. Output as in `metrale_tokenize`. Any thread.
 ///
 /// Statuses: `METRALE_INVALID_ARGUMENT` (malformed JSON, wrong types), `METRALE_UNKNOWN_OPTION` (another key),
-/// `METRALE_TEMPLATE` with the template's own text, `METRALE_UNSUPPORTED` when the model has no template,
+/// `METRALE_TEMPLATE` with the template's own text, `METRALE_NOT_FOUND` when the model has no template,
 /// `METRALE_LIMIT_EXCEEDED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_chat_render(

@@ -17,10 +17,23 @@
         }                                                                             \
     } while (0)
 
+/* Less of everything, for runs under a memory checker: set when the program has a second argument. */
+static int quick;
+
+/* Takes the arguments every program has: the model, and anything at all for a quick run. */
+static inline const char *arguments(int argc, char **argv) {
+    if (argc < 2) {
+        fprintf(stderr, "usage: %s MODEL [quick]\n", argv[0]);
+        exit(2);
+    }
+    quick = argc > 2;
+    return argv[1];
+}
+
 /* Fails unless `call`, which gets `&err`, returns `expected`; the error is freed afterwards. */
 #define EXPECT(expected, call)                                                                                       \
     do {                                                                                                             \
-        metrale_error *err = NULL;                                                                                   \
+        metrale_error *err = NULL; \
         metrale_status status = (call);                                                                              \
         if (status != (expected)) {                                                                                  \
             fprintf(stderr, "%s:%d: %s, not %s, from %s: %s\n", __FILE__, __LINE__, metrale_status_name(status),     \

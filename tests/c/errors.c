@@ -78,11 +78,12 @@ static void null_is_fine(void) {
     CHECK(metrale_load("nowhere", NULL, NULL, NULL) == METRALE_INVALID_ARGUMENT);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    arguments(argc, argv);
     an_error_says_all();
     fields();
     dead_and_foreign_handles();
     null_is_fine();
-    for (int i = 0; i < 10000; i++) metrale_error_free(missing_file());
+    for (int i = 0; i < (quick ? 100 : 10000); i++) metrale_error_free(missing_file());
     return 0;
 }

@@ -22,7 +22,8 @@ static void names(void) {
         CHECK(strcmp(metrale_status_name(status), "METRALE_UNKNOWN") != 0);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    arguments(argc, argv);
     versions();
     names();
     const char *info = metrale_build_info();

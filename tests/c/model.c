@@ -135,8 +135,7 @@ static void sharing(void) {
 }
 
 int main(int argc, char **argv) {
-    CHECK(argc > 1);
-    path = argv[1];
+    path = arguments(argc, argv);
     probe_and_plan();
     progress_and_cancel();
     options_are_read_with_care();

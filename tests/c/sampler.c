@@ -5,7 +5,8 @@
 
 static metrale_model *model;
 static const metrale_token PROMPT[] = {1, 403, 407, 261, 378};
-enum { STEPS = 24 };
+enum { MOST = 24 };
+static size_t steps = MOST;
 
 static metrale_sampler *sampler_of(const metrale_sampler_stage *stages, size_t count, uint64_t seed) {
     metrale_sampler *sampler = NULL;
@@ -13,7 +14,7 @@ static metrale_sampler *sampler_of(const metrale_sampler_stage *stages, size_t c
     return sampler;
 }
 
-/* STEPS tokens from a new sequence with this sampler, and this seed unless 0. */
+/* `steps` tokens from a new sequence with this sampler, and this seed unless 0. */
 static void generate(const metrale_sampler *sampler, uint64_t seed, metrale_token *out) {
     metrale_seq_options options = {0};
     options.struct_size = sizeof options;
@@ -21,18 +22,18 @@ static void generate(const metrale_sampler *sampler, uint64_t seed, metrale_toke
     options.seed = seed;
     metrale_seq *seq = new_seq(model, &options);
     OK(metrale_prefill(seq, PROMPT, 5, &err));
-    for (int i = 0; i < STEPS; i++) CHECK(metrale_decode_step(&seq, 1, out + i, NULL) >= METRALE_OK);
+    for (size_t i = 0; i < steps; i++) CHECK(metrale_decode_step(&seq, 1, out + i, NULL) >= METRALE_OK);
     metrale_seq_free(seq);
 }
 
 static bool same(const metrale_token *a, const metrale_token *b) {
-    return memcmp(a, b, STEPS * sizeof *a) == 0;
+    return memcmp(a, b, steps * sizeof *a) == 0;
 }
 
 static void seeds_decide(void) {
     const metrale_sampler_stage hot = {.kind = METRALE_STAGE_TEMPERATURE, .value = 2.0f};
     metrale_sampler *one = sampler_of(&hot, 1, 1), *two = sampler_of(&hot, 1, 2);
-    metrale_token a[STEPS], b[STEPS];
+    metrale_token a[MOST], b[MOST];
     generate(one, 0, a);
     generate(one, 0, b);
     CHECK(same(a, b));
@@ -52,7 +53,7 @@ static void greedy_in_all_its_forms(void) {
         {{.kind = METRALE_STAGE_TOP_P}, {.kind = METRALE_STAGE_MIN_P}},
         {{.kind = METRALE_STAGE_MIN_P, .value = 1.0f}, {.kind = METRALE_STAGE_GREEDY}},
     };
-    metrale_token expected[STEPS], got[STEPS];
+    metrale_token expected[MOST], got[MOST];
     generate(NULL, 0, expected);
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         metrale_sampler *sampler = sampler_of(forms[i], 2, 9);
@@ -70,10 +71,10 @@ static void greedy_in_all_its_forms(void) {
 static void penalties(void) {
     const metrale_sampler_stage stages[] = {{.kind = METRALE_STAGE_PRESENCE, .value = 1e6f}, {.kind = METRALE_STAGE_GREEDY}};
     metrale_sampler *sampler = sampler_of(stages, 2, 0);
-    metrale_token got[STEPS];
+    metrale_token got[MOST];
     generate(sampler, 0, got);
-    for (int i = 0; i < STEPS; i++) {
-        for (int j = 0; j < i; j++) CHECK(got[i] != got[j]);
+    for (size_t i = 0; i < steps; i++) {
+        for (size_t j = 0; j < i; j++) CHECK(got[i] != got[j]);
         for (int j = 0; j < 5; j++) CHECK(got[i] != PROMPT[j]);
     }
     metrale_sampler_free(sampler);
@@ -159,8 +160,8 @@ static void refusals(void) {
 }
 
 int main(int argc, char **argv) {
-    CHECK(argc > 1);
-    model = load_model(argv[1]);
+    model = load_model(arguments(argc, argv));
+    if (quick) steps = 6;
     seeds_decide();
     greedy_in_all_its_forms();
     penalties();

@@ -85,8 +85,7 @@ static void results_of_all_ages(void) {
 }
 
 int main(int argc, char **argv) {
-    CHECK(argc > 1);
-    path = argv[1];
+    path = arguments(argc, argv);
     layout();
     load_options_of_all_ages();
     results_of_all_ages();

@@ -87,7 +87,7 @@ static void chat(void) {
     size_t len = 0;
     uint8_t out[256];
     /* This model has no template. */
-    EXPECT(METRALE_UNSUPPORTED, metrale_chat_render(model, (const uint8_t *)good, strlen(good), out, 256, &len, &err));
+    EXPECT(METRALE_NOT_FOUND, metrale_chat_render(model, (const uint8_t *)good, strlen(good), out, 256, &len, &err));
     EXPECT(METRALE_UNKNOWN_OPTION, metrale_chat_render(model, (const uint8_t *)odd, strlen(odd), out, 256, &len, &err));
     EXPECT(METRALE_INVALID_ARGUMENT, metrale_chat_render(model, (const uint8_t *)good, 5, out, 256, &len, &err));
     EXPECT(METRALE_INVALID_ARGUMENT, metrale_chat_render(model, NULL, 0, out, 256, &len, &err));
@@ -160,8 +160,7 @@ static void stop_strings(void) {
 }
 
 int main(int argc, char **argv) {
-    CHECK(argc > 1);
-    model = load_model(argv[1]);
+    model = load_model(arguments(argc, argv));
     round_trip();
     strange_bytes();
     refusals();

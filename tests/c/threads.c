@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 
-enum { THREADS = 4, ROUNDS = 12, STEPS = 8 };
+enum { THREADS = 4, STEPS = 8 };
 
 static metrale_model *model;
 static metrale_token expected[STEPS];
@@ -19,7 +19,7 @@ static void generate(metrale_seq *seq, metrale_token *out) {
 /* Every thread gets what a single one gets. */
 static void *own_sequence(void *unused) {
     (void)unused;
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < (quick ? 1 : 12); round++) {
         metrale_token got[STEPS];
         metrale_seq *seq = new_seq(model, NULL);
         generate(seq, got);
@@ -32,7 +32,7 @@ static void *own_sequence(void *unused) {
 /* On a shared sequence each call works or is refused; nothing in between. */
 static void *shared_sequence(void *unused) {
     (void)unused;
-    for (int round = 0; round < 200; round++) {
+    for (int round = 0; round < (quick ? 10 : 200); round++) {
         metrale_token token = -9;
         metrale_error *err = NULL;
         metrale_status status = metrale_decode_step(&shared, 1, &token, &err);
@@ -63,14 +63,13 @@ static uint64_t shared_length(void) {
 
 /* Everything is freed while the threads are working; the model outlives its handle. */
 static void free_all(void) {
-    while (shared_length() < 10) sched_yield();
+    while (shared_length() < 8) sched_yield();
     metrale_free(model);
     metrale_seq_free(shared);
 }
 
 int main(int argc, char **argv) {
-    CHECK(argc > 1);
-    model = load_model(argv[1]);
+    model = load_model(arguments(argc, argv));
     metrale_seq *seq = new_seq(model, NULL);
     generate(seq, expected);
     metrale_seq_free(seq);
