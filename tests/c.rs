@@ -70,6 +70,28 @@ fn programs_run() {
     }
 }
 
+/// The process may end at any time. Repeated, because what is tried is a race.
+#[test]
+fn leaving_in_the_middle_of_work_is_quiet() {
+    if !have("cc") {
+        return;
+    }
+    let program = compile("leave", "", &shared_library());
+    for _ in 0..20 {
+        check("leave", &Command::new(&program).arg(model()).output().expect("the program starts"));
+    }
+}
+
+#[test]
+fn the_library_can_be_opened_and_closed_again() {
+    if !have("cc") {
+        return;
+    }
+    let program = compile("unload", "", &["-ldl".into()]);
+    let library = library_folder().join("libmetrale.so");
+    check("unload", &Command::new(&program).arg(model()).arg(&library).output().expect("the program starts"));
+}
+
 /// The static library serves as well, with the system libraries that rustc names for it.
 #[test]
 fn a_program_runs_with_the_static_library() {
