@@ -45,8 +45,7 @@ pub extern "C" fn metrale_version_number() -> u32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_check_abi(header_version: u32, err: *mut *mut metrale_error) -> metrale_status {
     guard(err, || {
-        let fits = header_version >> 16 == METRALE_ABI_VERSION >> 16 && header_version & 0xffff <= METRALE_ABI_VERSION & 0xffff;
-        if !fits {
+        if !fits(header_version, METRALE_ABI_VERSION) {
             let text = |v: u32| format!("{}.{}", v >> 16, v & 0xffff);
             let (host, ours) = (text(header_version), text(METRALE_ABI_VERSION));
             let message = format!("the host was compiled with header version {host}, this library provides {ours}");
@@ -54,6 +53,11 @@ pub extern "C" fn metrale_check_abi(header_version: u32, err: *mut *mut metrale_
         }
         Ok(())
     })
+}
+
+/// Whether a library of version `ours` serves a host of version `host`: nothing was broken, nothing is missing.
+fn fits(host: u32, ours: u32) -> bool {
+    host >> 16 == ours >> 16 && host & 0xffff <= ours & 0xffff
 }
 
 /// How the library was built and what it found on this machine, as a JSON object: `version`, `abi`, `target`,
@@ -113,4 +117,15 @@ fn instruction_sets() -> Vec<&'static str> {
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_status_name(status: metrale_status) -> *const c_char {
     status::name(status).as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn older_hosts_are_served() {
+        assert!(fits(0x0001_0000, 0x0001_0003) && fits(0x0001_0003, 0x0001_0003));
+        assert!(!fits(0x0001_0004, 0x0001_0003) && !fits(0x0002_0000, 0x0001_0003) && !fits(0x0001_0000, 0x0002_0000));
+    }
 }

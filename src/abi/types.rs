@@ -223,7 +223,7 @@ pub struct metrale_text_piece {
     pub stop: i64,
 }
 
-// SAFETY (all of these): repr(C), `struct_size` first; integers, floats, pointers and an optional function pointer
+// SAFETY: for all of these: repr(C), `struct_size` first; integers, floats, pointers and an optional function pointer
 // may all be zero.
 unsafe impl Versioned for metrale_load_options {
     const NAME: &'static str = "metrale_load_options";

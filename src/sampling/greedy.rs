@@ -18,13 +18,12 @@ pub(super) fn maximum(logits: &[f32]) -> Result<f32> {
     for block in blocks {
         for lane in 0..LANES {
             let x = block[lane];
-            // Not `x >= INFINITY`: NaN has to be caught too, and it compares false with everything.
-            faults[lane] |= u32::from(!(x < f32::INFINITY));
+            faults[lane] |= u32::from(unfit(x));
             best[lane] = if x > best[lane] { x } else { best[lane] };
         }
     }
     for (lane, &x) in rest.iter().enumerate() {
-        faults[lane] |= u32::from(!(x < f32::INFINITY));
+        faults[lane] |= u32::from(unfit(x));
         best[lane] = if x > best[lane] { x } else { best[lane] };
     }
     if faults.iter().any(|&f| f != 0) {
@@ -35,6 +34,11 @@ pub(super) fn maximum(logits: &[f32]) -> Result<f32> {
         bail!(NumericFault, "all {} logits are minus infinity", logits.len());
     }
     Ok(max)
+}
+
+/// NaN or plus infinity. Without a short circuit, so that whole vectors can be compared.
+fn unfit(x: f32) -> bool {
+    x.is_nan() | (x == f32::INFINITY)
 }
 
 /// The lowest id that holds the highest logit.
@@ -52,8 +56,8 @@ pub fn argmax(logits: &[f32]) -> Result<usize> {
 
 #[cold]
 fn fault(logits: &[f32]) -> Error {
-    let index = logits.iter().position(|&x| !(x < f32::INFINITY)).unwrap_or(0);
-    let count = logits.iter().filter(|&&x| !(x < f32::INFINITY)).count();
+    let index = logits.iter().position(|&x| unfit(x)).unwrap_or(0);
+    let count = logits.iter().filter(|&&x| unfit(x)).count();
     let value = logits.get(index).copied().unwrap_or(f32::NAN);
     let text = format!("logit {index} is {value}; {count} of {} logits are not numbers to choose from", logits.len());
     Error::new(Kind::NumericFault, text).at(index as u64)

@@ -76,7 +76,11 @@ impl Stage {
             }
             Stage::Bias { token, value } => {
                 ensure!(token >= 0, InvalidToken, "bias for token {token}; ids start at 0");
-                ensure!(value < f32::INFINITY, InvalidArgument, "bias of token {token} is {value}; it must be finite or minus infinity");
+                ensure!(
+                    !value.is_nan() && value != f32::INFINITY,
+                    InvalidArgument,
+                    "bias of token {token} is {value}; it must be finite or minus infinity"
+                );
             }
         }
         Ok(())

@@ -121,6 +121,37 @@ static void nothing_left(void) {
     metrale_sampler_free(one);
 }
 
+/* A step that fails at its second sequence gives the first one's random number back. */
+static void failed_steps_spend_nothing(void) {
+    const metrale_sampler_stage hot = {.kind = METRALE_STAGE_TEMPERATURE, .value = 50.0f};
+    static metrale_sampler_stage none[512];
+    for (metrale_token t = 0; t < 512; t++) none[t] = (metrale_sampler_stage){.kind = METRALE_STAGE_BIAS, .token = t, .value = -INFINITY};
+    metrale_sampler *random = sampler_of(&hot, 1, 5), *nothing = sampler_of(none, 512, 0);
+    metrale_seq_options options = {.struct_size = sizeof options, .sampler = random, .flags = METRALE_SEQ_LOGPROBS};
+    metrale_seq *first = new_seq(model, &options), *twin = new_seq(model, &options);
+    options.sampler = nothing;
+    metrale_seq *second = new_seq(model, &options);
+    metrale_seq *pair[] = {first, second};
+    OK(metrale_prefill(first, PROMPT, 5, &err));
+    OK(metrale_prefill(second, PROMPT, 5, &err));
+    OK(metrale_prefill(twin, PROMPT, 5, &err));
+    for (int i = 0; i < 5; i++) {
+        metrale_token tokens[2] = {-9, -9}, token = -9;
+        metrale_error *err = NULL;
+        uint64_t index = 0;
+        CHECK(metrale_decode_step(pair, 2, tokens, &err) == METRALE_NO_VALID_TOKEN);
+        CHECK(metrale_error_offset(err, &index) && index == 1 && tokens[0] == -9);
+        metrale_error_free(err);
+        CHECK(metrale_decode_step(&first, 1, tokens, NULL) >= METRALE_OK);
+        CHECK(metrale_decode_step(&twin, 1, &token, NULL) >= METRALE_OK && token == tokens[0]);
+    }
+    metrale_seq_free(first);
+    metrale_seq_free(second);
+    metrale_seq_free(twin);
+    metrale_sampler_free(random);
+    metrale_sampler_free(nothing);
+}
+
 static void refusals(void) {
     const metrale_sampler_stage bad[] = {
         {.kind = 0},
@@ -167,6 +198,7 @@ int main(int argc, char **argv) {
     penalties();
     changing_the_sampler();
     nothing_left();
+    failed_steps_spend_nothing();
     refusals();
     metrale_free(model);
     return 0;
