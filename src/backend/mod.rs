@@ -1,1 +1,3 @@
-//! (in progress)
+//! Devices: where memory lives and where the arithmetic runs. Nothing above this module names an instruction set.
+
+pub mod cpu;

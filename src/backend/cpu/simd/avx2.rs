@@ -1,0 +1,172 @@
+//! The lanes as two AVX registers, for processors without AVX-512.
+//!
+//! `vpmaddubsw` adds two products in 16 bits and saturates there, so 8-bit weights are taken as magnitude, with the sign moved
+//! to the activation: 128 * 127 * 2 still fits. 4-bit codes fit as they are.
+#![allow(unsafe_code)] // Intrinsics.
+
+use super::lane::{Lanes, Registers};
+use std::arch::x86_64::*;
+
+/// AVX2, FMA and F16C.
+pub(super) struct Avx2;
+
+/// Signed weights and their magnitudes.
+#[derive(Clone, Copy)]
+pub(super) struct Weights {
+    signed: [__m256i; 2],
+    magnitude: [__m256i; 2],
+}
+
+impl Avx2 {
+    /// # Safety
+    /// Needs AVX2.
+    #[inline(always)]
+    unsafe fn weights(signed: [__m256i; 2]) -> Weights {
+        // SAFETY: the caller has AVX2.
+        unsafe { Weights { signed, magnitude: [_mm256_abs_epi8(signed[0]), _mm256_abs_epi8(signed[1])] } }
+    }
+
+    /// `acc + the sums of four` of unsigned times signed bytes, where neighbours do not saturate.
+    ///
+    /// # Safety
+    /// Needs AVX2.
+    #[inline(always)]
+    unsafe fn dot_bytes(acc: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
+        // SAFETY: the caller has AVX2.
+        unsafe { _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned, signed), _mm256_set1_epi16(1))) }
+    }
+}
+
+/// SAFETY (of every block here): the caller has the instruction set, and its pointer is good for the bytes that the method's name
+/// promises, so also for its second half.
+impl Lanes for Avx2 {
+    type F = [__m256; 2];
+    type I = [__m256i; 2];
+    type W = Weights;
+    type N = [__m256i; 2];
+    type T = __m256i;
+    const REGISTERS: Registers = Registers::Sixteen;
+    const BIASED: bool = false;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: Self::F) {
+        // SAFETY: see above.
+        unsafe {
+            _mm256_storeu_ps(p, x[0]);
+            _mm256_storeu_ps(p.add(8), x[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+    #[inline(always)]
+    unsafe fn fnma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_fnmadd_ps(a[0], b[0], c[0]), _mm256_fnmadd_ps(a[1], b[1], c[1])] }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_low(p: *const u8) -> Self::F {
+        // SAFETY: see above.
+        unsafe {
+            let half = |p: *const u8| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(p.cast())));
+            [half(p), half(p.add(32))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_high(p: *const u8) -> Self::F {
+        // SAFETY: see above.
+        unsafe {
+            let mask = _mm256_set1_epi32(0xffff_0000u32 as i32);
+            let half = |p: *const u8| _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(p.cast()), mask));
+            [half(p), half(p.add(32))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast()))] }
+    }
+    #[inline(always)]
+    unsafe fn splat_i32(x: i32) -> Self::I {
+        // SAFETY: see above.
+        unsafe { [_mm256_set1_epi32(x); 2] }
+    }
+    #[inline(always)]
+    unsafe fn to_float(x: Self::I) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_cvtepi32_ps(x[0]), _mm256_cvtepi32_ps(x[1])] }
+    }
+    #[inline(always)]
+    unsafe fn load_weights(p: *const u8) -> Self::W {
+        // SAFETY: see above.
+        unsafe {
+            let bias = _mm256_set1_epi8(-128);
+            let half = |p: *const u8| _mm256_xor_si256(_mm256_loadu_si256(p.cast()), bias);
+            Self::weights([half(p), half(p.add(32))])
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> (Self::N, Self::N) {
+        // SAFETY: see above.
+        unsafe {
+            let mask = _mm256_set1_epi8(15);
+            let (a, b) = (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast()));
+            let high = |x| _mm256_and_si256(_mm256_srli_epi16::<4>(x), mask);
+            ([_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)], [high(a), high(b)])
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_table(table: &[i8; 16]) -> Self::T {
+        // SAFETY: see above; the array is 16 bytes.
+        unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    unsafe fn look_up(table: Self::T, codes: Self::N) -> Self::W {
+        // SAFETY: see above.
+        unsafe { Self::weights([_mm256_shuffle_epi8(table, codes[0]), _mm256_shuffle_epi8(table, codes[1])]) }
+    }
+    #[inline(always)]
+    unsafe fn dot(acc: Self::I, w: Self::W, x: i32) -> Self::I {
+        // SAFETY: see above.
+        unsafe {
+            let x = _mm256_set1_epi32(x);
+            let half = |i: usize| Self::dot_bytes(acc[i], w.magnitude[i], _mm256_sign_epi8(x, w.signed[i]));
+            [half(0), half(1)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_nibbles(acc: Self::I, codes: Self::N, x: i32) -> Self::I {
+        // SAFETY: see above.
+        unsafe {
+            let x = _mm256_set1_epi32(x);
+            [Self::dot_bytes(acc[0], codes[0], x), Self::dot_bytes(acc[1], codes[1], x)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch may name any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+}

@@ -1,0 +1,120 @@
+//! The lanes as one AVX-512 register; dot products by VNNI.
+#![allow(unsafe_code)] // Intrinsics.
+
+use super::lane::{Lanes, Registers};
+use std::arch::x86_64::*;
+
+/// AVX-512 F, BW, VL, DQ and VNNI.
+pub(super) struct Avx512;
+
+/// SAFETY (of every block here): the caller has the instruction set, and its pointer is good for the bytes that the method's name
+/// promises.
+impl Lanes for Avx512 {
+    type F = __m512;
+    type I = __m512i;
+    type W = __m512i;
+    type N = __m512i;
+    type T = __m512i;
+    const REGISTERS: Registers = Registers::ThirtyTwo;
+    const BIASED: bool = true;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: Self::F) {
+        // SAFETY: see above.
+        unsafe { _mm512_storeu_ps(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn fnma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_fnmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_low(p: *const u8) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_high(p: *const u8) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p.cast()), _mm512_set1_epi32(0xffff_0000u32 as i32))) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn splat_i32(x: i32) -> Self::I {
+        // SAFETY: see above.
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(x: Self::I) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepi32_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_weights(p: *const u8) -> Self::W {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> (Self::N, Self::N) {
+        // SAFETY: see above.
+        unsafe {
+            let (bytes, mask) = (_mm512_loadu_si512(p.cast()), _mm512_set1_epi8(15));
+            (_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_table(table: &[i8; 16]) -> Self::T {
+        let biased = table.map(|w| (w as u8) ^ 0x80);
+        // SAFETY: see above; the array is 16 bytes.
+        unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(biased.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    unsafe fn look_up(table: Self::T, codes: Self::N) -> Self::W {
+        // SAFETY: see above.
+        unsafe { _mm512_shuffle_epi8(table, codes) }
+    }
+    #[inline(always)]
+    unsafe fn dot(acc: Self::I, w: Self::W, x: i32) -> Self::I {
+        // SAFETY: see above.
+        unsafe { _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x)) }
+    }
+    #[inline(always)]
+    unsafe fn dot_nibbles(acc: Self::I, codes: Self::N, x: i32) -> Self::I {
+        // SAFETY: see above.
+        unsafe { Self::dot(acc, codes, x) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch may name any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+}

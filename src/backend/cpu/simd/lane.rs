@@ -1,0 +1,71 @@
+//! Sixteen lanes, one per output row of a panel: what the product kernels ask of an instruction set.
+//!
+//! The kernels are written once over this trait and compiled once per instruction set, inside functions that enable it. Everything is
+//! `inline(always)`, since the vectors must not pass through a call of a function that lacks the feature.
+#![allow(unsafe_code)] // The methods are unsafe: they need their instruction set, and pointers that are good for 16 lanes.
+
+/// Vectors of 16 lanes. Integer sums are exact, so only the float methods decide bits: each is one rounding per lane, except `fma`,
+/// which the scalar set rounds twice.
+///
+/// # Safety
+/// All methods need the instruction set of the implementing type. `load*` and `store` need a pointer that is good for the bytes
+/// they name; no alignment is asked for.
+pub(super) trait Lanes {
+    /// 16 f32.
+    type F: Copy;
+    /// 16 i32.
+    type I: Copy;
+    /// 16 groups of four 8-bit weights, ready for `dot`.
+    type W: Copy;
+    /// 16 groups of four 4-bit codes in bytes.
+    type N: Copy;
+    /// A table of 16 weights.
+    type T: Copy;
+
+    /// How much the tiles may hold in registers.
+    const REGISTERS: Registers;
+    /// Whether `dot` sees `weight + 128`; then sums start at `-128 * sum(activations)`.
+    const BIASED: bool;
+
+    unsafe fn splat(x: f32) -> Self::F;
+    unsafe fn load(p: *const f32) -> Self::F;
+    unsafe fn store(p: *mut f32, x: Self::F);
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `c - a * b`
+    unsafe fn fnma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// Low halves of 16 32-bit words as bfloat16.
+    unsafe fn load_bf16_low(p: *const u8) -> Self::F;
+    /// High halves of 16 32-bit words as bfloat16.
+    unsafe fn load_bf16_high(p: *const u8) -> Self::F;
+    /// 16 half floats.
+    unsafe fn load_f16(p: *const u8) -> Self::F;
+
+    unsafe fn splat_i32(x: i32) -> Self::I;
+    unsafe fn to_float(x: Self::I) -> Self::F;
+    /// 64 bytes of weights stored with 128 added.
+    unsafe fn load_weights(p: *const u8) -> Self::W;
+    /// 64 bytes of nibbles: the low ones, the high ones.
+    unsafe fn load_nibbles(p: *const u8) -> (Self::N, Self::N);
+    unsafe fn load_table(table: &[i8; 16]) -> Self::T;
+    /// The weights the codes stand for.
+    unsafe fn look_up(table: Self::T, codes: Self::N) -> Self::W;
+    /// `acc[lane] += sum of w[lane][i] * x[i]` over the four signed bytes of `x`.
+    unsafe fn dot(acc: Self::I, w: Self::W, x: i32) -> Self::I;
+    /// The same for codes 0..=15.
+    unsafe fn dot_nibbles(acc: Self::I, codes: Self::N, x: i32) -> Self::I;
+    unsafe fn prefetch(p: *const u8);
+}
+
+/// Sizes of register files that matter to the tiles.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Registers {
+    /// No vectors to speak of: one row, one panel.
+    None,
+    /// 16 registers of half a panel row.
+    Sixteen,
+    /// 32 registers of a panel row.
+    ThirtyTwo,
+}

@@ -1,0 +1,57 @@
+//! Models: what a family builds from a config, small enough to hold in the head: record, state needs, facts.
+
+mod decoder;
+
+pub use decoder::{Decoder, Head};
+
+use crate::circuit::Tape;
+use crate::error::Result;
+use crate::layers::Config;
+use crate::ops::{KvType, Value};
+use crate::weights::Declarations;
+
+/// Numbers every host asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dims {
+    /// Tokens the embedding knows.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Longest sequence the model was made for.
+    pub context: usize,
+}
+
+/// A model: records its circuit.
+pub trait Model: Send + Sync {
+    /// Vocabulary, width, layers, context.
+    fn dims(&self) -> &Dims;
+
+    /// Records one step and returns the logits: of each sequence's last row, or of every row (`Tape::all_logits`).
+    fn record(&self, t: &mut Tape<'_>) -> Value;
+}
+
+/// A layer of a decoder.
+pub trait TransformerLayer: Send + Sync {
+    /// Records the layer; `ropes` are the tables of this circuit.
+    fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value;
+}
+
+impl TransformerLayer for crate::layers::Block {
+    fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value {
+        crate::layers::Block::record(self, t, x, ropes)
+    }
+}
+
+/// What a family is told besides its config.
+#[derive(Clone, Copy, Debug)]
+pub struct Build {
+    /// Longest sequence to be run.
+    pub context: usize,
+    /// Element type of cached keys and values.
+    pub kv_type: KvType,
+}
+
+/// Turns a config into a model, declaring its weights: one for each family.
+pub type ModelWeightLoader = fn(&Config<'_>, &Build, &mut Declarations) -> Result<Box<dyn Model>>;
