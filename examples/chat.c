@@ -118,7 +118,7 @@ static metrale_token *tokenize(const metrale_model *model, const bytes *text, ui
     return NULL;
 }
 
-/* Shows what is complete of the text. A character may need several tokens, so a token may show nothing yet. */
+/* Shows text at once and remembers it. */
 static void show(bytes *answer, const uint8_t *text, size_t size) {
     fwrite(text, 1, size, stdout);
     fflush(stdout);
@@ -129,28 +129,26 @@ static void show(bytes *answer, const uint8_t *text, size_t size) {
 static bool answer(metrale_model *model, metrale_seq *seq, const settings *set, bytes *out, speed *sum) {
     metrale_error *err = NULL;
     metrale_text *text = NULL;
-    metrale_text_options options = {.struct_size = sizeof options, .flags = METRALE_TEXT_SKIP_SPECIAL};
-    if (metrale_text_new(model, &options, &text, &err) != METRALE_OK) return failed(err);
+    metrale_text_piece piece = {.struct_size = sizeof piece}; /* whole characters: a token may show nothing yet */
+    if (metrale_text_new(model, NULL, &text, &err) != METRALE_OK) return failed(err);
     metrale_status status = METRALE_OK;
-    uint8_t piece[4096];
-    size_t size = 0;
     double start = now();
     for (size_t i = 0; i < set->max_tokens && status == METRALE_OK; i++) {
         metrale_token token;
         status = metrale_decode_step(&seq, 1, &token, &err);
         if (status != METRALE_OK) break; /* METRALE_DONE: the token only says that the answer ends */
         sum->decode_tokens++;
-        status = metrale_text_push(text, token, piece, sizeof piece, &size, &err);
-        if (status == METRALE_OK) show(out, piece, size);
+        status = metrale_text_push(text, token, &piece, &err);
+        if (status == METRALE_OK) show(out, piece.bytes, piece.len);
     }
     sum->decode_seconds += now() - start;
     bool full = status == METRALE_CONTEXT_FULL;
-    if (full) failed(err);
     bool ok = full || status == METRALE_OK || status == METRALE_DONE;
-    if (ok && metrale_text_flush(text, piece, sizeof piece, &size, &err) == METRALE_OK) show(out, piece, size);
+    if (ok && metrale_text_flush(text, &piece, NULL) == METRALE_OK) show(out, piece.bytes, piece.len);
     printf("\n");
+    if (full || !ok) failed(err);
     metrale_text_free(text);
-    return ok ? true : failed(err);
+    return ok;
 }
 
 /* One prompt, one answer, in a sequence of their own. `chat` is the conversation so far, the prompt included. */
