@@ -49,7 +49,7 @@ def build(folder):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     env = dict(os.environ)
     if not (shutil.which("cmake") and shutil.which("ninja")):
-        tools = folder / "tools"
+        tools = folder / "own-tools"  # `tools` is a folder of the build
         if not tools.is_dir():
             run(pip + ["install", "--quiet", "--target", tools, "cmake", "ninja"])
         env["PATH"] = f"{tools / 'bin'}{os.pathsep}{env['PATH']}"
