@@ -6,10 +6,16 @@
 //! `model` < `families` < `engine` < `abi`.
 
 pub mod backend;
+pub mod cache;
+pub mod circuit;
+pub mod engine;
 pub mod error;
+pub mod families;
+pub mod layers;
+pub mod model;
+pub mod ops;
 pub mod options;
 pub mod quant;
-pub mod sampling;
 pub mod tensor;
 pub mod text;
 pub mod weights;

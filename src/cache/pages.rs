@@ -10,20 +10,19 @@ use crate::ops::PAGE;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Pages of one size, allocated in slabs and used again.
-#[derive(Debug)]
 pub struct PagePool {
     page_bytes: usize,
     inner: Mutex<Inner>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Inner {
     slabs: Vec<Buffer>,
     free: Vec<PageMemory>,
 }
 
 /// One page's bytes, inside a slab that lives as long as the pool.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 struct PageMemory(*mut u8);
 
 // SAFETY: a page is plain memory; who may touch it is settled by `Page` (shared: read, sole owner: write).
@@ -46,8 +45,8 @@ impl PagePool {
             // Room for every page there is, so that giving one back never allocates.
             let pages = (inner.slabs.len() + 1) * SLAB;
             inner.free.try_reserve(pages).map_err(out_of_memory)?;
-            let mut slab = Buffer::new(self.page_bytes * SLAB, "a slab of cache pages")?;
-            let base = slab.as_mut_ptr();
+            let slab = Buffer::new(self.page_bytes * SLAB, "a slab of cache pages")?;
+            let base = slab.as_ptr();
             inner.slabs.push(slab);
             // SAFETY: each page lies inside the slab just allocated.
             inner.free.extend((0..SLAB).rev().map(|i| PageMemory(unsafe { base.add(i * self.page_bytes) })));
@@ -64,7 +63,6 @@ impl PagePool {
 }
 
 /// A page; goes back to its pool when the last holder lets go.
-#[derive(Debug)]
 struct Page {
     memory: PageMemory,
     pool: Arc<PagePool>,
@@ -80,7 +78,6 @@ impl Drop for Page {
 unsafe impl Sync for Page {}
 
 /// The pages of one layer of one sequence.
-#[derive(Debug)]
 pub struct LayerPages {
     pool: Arc<PagePool>,
     pages: Vec<Arc<Page>>,

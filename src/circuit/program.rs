@@ -89,7 +89,7 @@ impl Program {
     fn frame<'a>(&'a self, workspace: &'a mut Workspace, batch: &'a Batch, weights: &'a [Weight], simd: &'static Table) -> Frame<'a> {
         assert!(workspace.len() >= self.layout.bytes, "the engine sizes the workspace by its largest program");
         assert!(batch.tokens.len() <= self.layout.max_rows && batch.segments.len() <= self.layout.max_sequences, "the scheduler slices batches");
-        Frame { base: workspace.0.as_mut_ptr(), slots: &self.layout.slots, batch, weights, simd, _workspace: PhantomData }
+        Frame { base: workspace.0.as_ptr(), slots: &self.layout.slots, batch, weights, simd, _workspace: PhantomData }
     }
 
     /// Runs on the pool. `stop` is looked at between operations; a run that was stopped returns false and leaves
@@ -158,7 +158,7 @@ fn conflicts(circuit: &mut Circuit, layout: &Layout) -> Vec<Vec<usize>> {
         bytes: (usize, usize),
     }
     let mut touches: Vec<Vec<Touch>> = Vec::new();
-    let mut states = Vec::new();
+    let mut states: Vec<Vec<(Port, crate::ops::StateId)>> = Vec::new();
     let mut after = Vec::new();
     for index in 0..circuit.nodes.len() {
         let ports: Vec<(Port, Value)> = circuit.nodes[index].op.ports().into_iter().map(|(p, v)| (p, *v)).collect();
@@ -174,8 +174,7 @@ fn conflicts(circuit: &mut Circuit, layout: &Layout) -> Vec<Vec<usize>> {
             let bytes = touches[before].iter().any(|a: &Touch| {
                 mine.iter().any(|b| (a.write || b.write) && a.bytes.0 < b.bytes.1 && b.bytes.0 < a.bytes.1)
             });
-            let state = (states[before] as &Vec<(Port, crate::ops::StateId)>)
-                .iter()
+            let state = states[before].iter()
                 .any(|a| my_states.iter().any(|b| a.1 == b.1 && (a.0 == Port::Out || b.0 == Port::Out)));
             bytes || state
         };

@@ -49,11 +49,12 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
     let plan = prepared.plan(1)?;
     let threads = if options.threads == 0 { available_threads() } else { options.threads };
     let pool = Pool::new(threads)?;
-    let mut report = |done_bytes: u64, phase: &'static str| match progress.as_mut() {
-        Some(f) if f(Progress { done_bytes, total_bytes: plan.weights, phase }).is_break() => {
-            Err(Error::new(Kind::Cancelled, "the host cancelled the load"))
+    let mut report = |done_bytes: u64, phase: &'static str| -> Result<()> {
+        let Some(progress) = progress.as_mut() else { return Ok(()) };
+        match progress(Progress { done_bytes, total_bytes: plan.weights, phase }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::new(Kind::Cancelled, "the host cancelled the load")),
         }
-        _ => Ok(()),
     };
     report(0, "weights")?;
     let supply = match options.synthetic {

@@ -60,7 +60,7 @@ fn vocab(gguf: &Gguf) -> Result<GgufVocab> {
     let text = |name: &str| -> Result<String> { Ok(gguf.str(&key(name))?.unwrap_or_default().to_string()) };
     let strings = |name: &str| -> Result<Option<Vec<String>>> {
         let Some(list) = gguf.strings(&key(name))? else { return Ok(None) };
-        list.map(|s| s.map(str::to_string)).collect::<Result<_>>().map(Some)
+        Ok(Some(list.map(|s| String::from_utf8_lossy(s).into_owned()).collect()))
     };
     // Ids are compared as written; what does not fit is judged by the tokenizer.
     let id = |name: &str| -> Result<Option<i64>> { Ok(gguf.u64(&key(name))?.map(|id| i64::try_from(id).unwrap_or(i64::MAX))) };

@@ -142,14 +142,12 @@ pub struct Slot {
 }
 
 /// A matrix `[rows, cols]`, stored as one packed part for each tensor it was put together from (parts may differ in format).
-#[derive(Debug)]
 pub struct Matrix {
     /// Parts, stacked along the rows.
     pub parts: Vec<Packed>,
 }
 
 /// A weight as operations use it.
-#[derive(Debug)]
 pub enum Weight {
     /// Packed for products; also serves row look-ups.
     Matrix(Matrix),
@@ -168,12 +166,6 @@ pub enum Weight {
 
 /// Bytes of stored rows: shared with the mapped file, or owned.
 pub type StoredRows = std::sync::Arc<dyn AsRef<[u8]> + Send + Sync>;
-
-impl std::fmt::Debug for dyn AsRef<[u8]> + Send + Sync {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes", self.as_ref().len())
-    }
-}
 
 impl Weight {
     /// The vector, for operations whose check asked for one.

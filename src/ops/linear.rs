@@ -84,7 +84,8 @@ impl Op for Linear {
                 };
                 let sum: f64 = w.iter().enumerate().map(|(k, w)| f64::from(*w) * f64::from(x(k))).sum();
                 // SAFETY: alone.
-                unsafe { y.row(r) }[n] = (sum + bias.map_or(0.0, |b| f64::from(b[n]))) as f32;
+                let y = unsafe { y.row(r) };
+                y[n] = (sum + bias.map_or(0.0, |b| f64::from(b[n]))) as f32;
             }
         }
     }

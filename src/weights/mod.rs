@@ -5,6 +5,7 @@
 //! somebody reads them. A file is taken at its word nowhere: each count, length and offset is compared with the file's
 //! size before it is used, and every error names file, thing and byte offset.
 
+mod declare;
 mod decode;
 pub mod detect;
 mod dialect;
@@ -15,10 +16,11 @@ mod safetensors;
 mod source;
 mod store;
 
+pub use declare::{Declarations, Part, Role, Source, WeightSpec};
 pub use decode::to_f32;
 pub use gguf::Gguf;
 pub use json::parse as parse_json;
-pub use source::{Access, Source};
+pub use source::{Access, Source as FileBytes};
 pub use store::{Checkpoint, Description};
 
 use crate::tensor::DType;

@@ -119,6 +119,12 @@ impl Checkpoint {
         })
     }
 
+    /// The file that holds a tensor, and where its bytes lie in it: for rows that stay where they are.
+    pub fn locate(&self, name: &str) -> Option<(Arc<Source>, Range<usize>)> {
+        let t = &self.tensors[*self.by_name.get(name)?];
+        Some((Arc::clone(&self.files[t.file]), t.range.clone()))
+    }
+
     /// Names of all tensors, in file order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.iter().map(|t| t.name.as_str())
