@@ -1,6 +1,6 @@
 //! Reference checkpoints: every family's logits and greedy tokens against goldens made by an independent implementation.
 //!
-//! Walks `tests/fixtures/reference` and, where it is there, `../shared/reference/models`. One line a folder.
+//! Walks `tests/fixtures/models` and, where it is there, `../shared/reference/models`. One line a folder.
 
 mod support;
 
@@ -64,8 +64,12 @@ fn check(path: &Path) -> Result<(f32, f32), String> {
 fn every_folder_agrees_with_its_golden() {
     let mut failures = Vec::new();
     let mut passed = 0;
+    let only = std::env::var("METRALE_ONLY").unwrap_or_default();
     for path in folders() {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if !only.is_empty() && !only.split(',').any(|o| o == name) {
+            continue;
+        }
         match std::panic::catch_unwind(|| check(&path)).unwrap_or_else(|e| Err(e.downcast_ref::<String>().cloned().unwrap_or_default())) {
             Ok((prompt, decode)) => {
                 passed += 1;

@@ -110,7 +110,9 @@ fn a_real_model_is_the_same_in_both_containers() {
         return;
     };
     for folder in std::fs::read_dir(root).unwrap().map(|e| e.unwrap().path()).filter(|p| p.join("hf/config.json").exists()) {
+        let start = std::time::Instant::now();
         let gguf = Checkpoint::open(&folder.join("model.gguf")).unwrap();
+        println!("{}: header read in {:?}", folder.display(), start.elapsed());
         let hf = Checkpoint::open(&folder.join("hf")).unwrap();
         let differences = differences(hf.config(), gguf.config());
         assert!(differences.is_empty(), "{}: {differences:?}", folder.display());

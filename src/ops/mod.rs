@@ -20,8 +20,6 @@ mod rope;
 mod scale;
 mod softcap;
 
-#[cfg(test)]
-pub(crate) mod testing;
 
 use crate::backend::cpu::pool::Worker;
 use crate::error::Result;

@@ -95,9 +95,15 @@ pub(super) fn content(start: &[u8], size: u64) -> Content {
         None => "nothing but white space",
         _ if start.iter().all(|&b| b == 0) => "zeros; was the download finished?",
         _ if size < 24 => "too short for any model",
-        _ if std::str::from_utf8(start).is_ok() => "a text file",
+        _ if is_text(start) => "a text file",
         _ => "of an unknown format",
     })
+}
+
+/// UTF-8 (whose last character may be cut) without control characters other than white space.
+fn is_text(start: &[u8]) -> bool {
+    let valid = std::str::from_utf8(start).map_or_else(|e| e.error_len().is_none(), |_| true);
+    valid && start.iter().all(|b| !b.is_ascii_control() || b.is_ascii_whitespace())
 }
 
 fn folder(path: &Path) -> Result<Found> {

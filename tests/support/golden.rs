@@ -56,7 +56,7 @@ impl Golden {
 pub fn folders() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
-    for place in [root.join("tests/fixtures/reference"), root.join("../shared/reference/models")] {
+    for place in [root.join("tests/fixtures/models"), root.join("../shared/reference/models")] {
         let Ok(entries) = std::fs::read_dir(place) else { continue };
         found.extend(entries.flatten().map(|e| e.path()).filter(|p| p.join("golden.safetensors").exists()));
     }

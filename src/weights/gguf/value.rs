@@ -95,7 +95,7 @@ impl Value {
     }
 
     /// Number of elements of an array.
-    pub fn len(&self) -> Option<usize> {
+    pub fn element_count(&self) -> Option<usize> {
         self.elements.map(|(_, len)| len)
     }
 
