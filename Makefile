@@ -11,7 +11,10 @@ THREADS ?= 0
 FIXTURE := tests/fixtures/stories260k/model.gguf
 WARNINGS := -std=c11 -O2 -Wall -Wextra -Wpedantic
 
-.PHONY: demo chat library test format lint models peer bench clean help
+# The program that writes the header: on the path, or where .ci/run puts it.
+CBINDGEN ?= $(or $(shell command -v cbindgen),$(wildcard build/own-tools/bin/cbindgen))
+
+.PHONY: demo chat library test format lint header header-check models peer bench clean help
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -31,7 +34,7 @@ chat: library
 library: ## the release libmetrale.so
 	$(CARGO) rustc --locked --release --lib --crate-type cdylib
 
-test: format lint ## everything that CI runs
+test: format lint header-check ## everything that CI runs
 	$(CARGO) test --locked --no-fail-fast
 
 format:
@@ -39,6 +42,12 @@ format:
 
 lint:
 	$(CARGO) clippy --locked --all-targets -- -D warnings
+
+header: ## write include/metrale.h anew (needs cbindgen: cargo install cbindgen --version '^0.29')
+	CBINDGEN=$(CBINDGEN) tests/support/header.sh
+
+header-check:
+	$(if $(CBINDGEN),CBINDGEN=$(CBINDGEN) tests/support/header.sh --check,@echo 'SKIPPED: there is no cbindgen to compare include/metrale.h with')
 
 models: ## fetch the models that tests use when they are there (840 MB, once)
 	$(PYTHON) examples/get_model.py smollm2-135m-instruct gemma-3-270m qwen2.5-coder-0.5b-instruct
