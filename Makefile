@@ -49,7 +49,7 @@ header: ## write include/metrale.h anew (needs cbindgen: cargo install cbindgen 
 header-check:
 	$(if $(CBINDGEN),CBINDGEN=$(CBINDGEN) tests/support/header.sh --check,@echo 'SKIPPED: there is no cbindgen to compare include/metrale.h with')
 
-models: ## fetch the models that tests use when they are there (840 MB, once)
+models: ## fetch three real models, which tests then use (840 MB, once)
 	$(PYTHON) examples/get_model.py smollm2-135m-instruct gemma-3-270m qwen2.5-coder-0.5b-instruct
 
 peer: ## build llama.cpp's llama-bench into build/peer, for benches/peer.py
