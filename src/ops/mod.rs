@@ -119,8 +119,10 @@ pub enum Port {
 pub trait Shapes {
     /// Shape of a value recorded before.
     fn value(&self, value: Value) -> Shape;
-    /// `[rows, cols]` of a weight; a vector is `[1, len]`.
+    /// `[rows, cols]` of a weight, of one expert where it has several; a vector is `[1, len]`.
     fn weight(&self, weight: WeightId) -> (usize, usize);
+    /// Matrices of a weight: its experts, else 1.
+    fn experts(&self, weight: WeightId) -> usize;
     /// Dims of a layer's key/value pages.
     fn kv(&self, state: StateId) -> KvSpec;
 }
