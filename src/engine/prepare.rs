@@ -40,7 +40,9 @@ impl Prepared {
         let checkpoint = if options.synthetic.is_some() { Checkpoint::open_config(path)? } else { Checkpoint::open(path)? };
         let (family, model_type) = loader_for_config(checkpoint.config())?;
         let config = Config::new(checkpoint.config())?;
-        let longest = config.usize_or("max_position_embeddings", 2048)?;
+        // Models that also see have their language model's numbers in an object of their own.
+        let text = config.opt_object("text_config")?.unwrap_or(config);
+        let longest = text.usize_or("max_position_embeddings", 2048)?;
         let context = if options.context == 0 { longest.min(DEFAULT_CONTEXT) } else { options.context };
         ensure!(
             context <= longest,
@@ -50,7 +52,7 @@ impl Prepared {
         let compute = Compute::resolve(options.compute)?;
         let kv_type = if compute == Compute::F32 { KvType::F32 } else { KvType::F16 };
         let mut declarations = Declarations::default();
-        let model = (family.build)(&config, &Build { context, kv_type }, &mut declarations)?;
+        let model = (family.build)(&config, &Build { context, kv_type, checkpoint: &checkpoint }, &mut declarations)?;
         let mut findings = Vec::new();
         let mut layouts = Vec::with_capacity(declarations.weights.len());
         for spec in &declarations.weights {

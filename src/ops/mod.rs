@@ -10,14 +10,19 @@
 mod act;
 mod add;
 mod attention;
+mod combine;
 mod embed;
+mod expert_linear;
 mod frame;
+mod head_gate;
 mod last_rows;
 mod linear;
 mod norm;
 mod quantize;
 mod rope;
+mod route;
 mod scale;
+mod scratch;
 mod softcap;
 
 
@@ -30,13 +35,17 @@ use std::sync::atomic::AtomicUsize;
 pub use act::{ActMul, Activation};
 pub use add::{Add, AddNorm};
 pub use attention::{Attention, CacheWrite};
+pub use combine::Combine;
 pub use embed::Embed;
+pub use expert_linear::ExpertLinear;
 pub use frame::{Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, StoredRows, Weight};
+pub use head_gate::HeadGate;
 pub use last_rows::LastRows;
 pub use linear::Linear;
 pub use norm::{Norm, NormKind};
 pub use quantize::Quantize;
 pub use rope::{Rope, RopeStyle, RopeTable};
+pub use route::{Groups, Route, Scoring};
 pub use scale::Scale;
 pub use softcap::Softcap;
 
@@ -127,6 +136,16 @@ pub trait Shapes {
     fn kv(&self, state: StateId) -> KvSpec;
 }
 
+/// A product's weight, and its input in both forms; [`crate::circuit`] connects what the weight's format wants.
+pub struct Product<'a> {
+    /// The weight.
+    pub weight: WeightId,
+    /// f32, or none once no part wants it.
+    pub x: &'a mut Value,
+    /// Q8, or none until some part wants it.
+    pub q: &'a mut Value,
+}
+
 /// One operation. Implementations are data; they hold no buffers.
 pub trait Op: Debug + Send + Sync {
     /// The name, the same in files, kernels, tests and docs.
@@ -138,6 +157,11 @@ pub trait Op: Debug + Send + Sync {
     /// States it touches, for the order of operations (key/value pages, recurrent slots).
     fn states(&self) -> Vec<(Port, StateId)> {
         Vec::new()
+    }
+
+    /// For a product with a weight: what the pass that picks formats connects.
+    fn product(&mut self) -> Option<Product<'_>> {
+        None
     }
 
     /// Whether this batch's work all falls to the first worker, so that neighbours of the same kind need no barrier.
