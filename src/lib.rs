@@ -5,8 +5,16 @@
 //! `error options tensor` < `backend text` < `quant` < `ops` < `circuit` < `weights cache sampling` < `layers` <
 //! `model` < `families` < `engine` < `abi`.
 
+pub mod abi;
 pub mod backend;
+pub mod cache;
+pub mod circuit;
+pub mod engine;
 pub mod error;
+pub mod families;
+pub mod layers;
+pub mod model;
+pub mod ops;
 pub mod options;
 pub mod quant;
 pub mod sampling;

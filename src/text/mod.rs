@@ -1,1 +1,31 @@
-//! (in progress)
+//! Text: between bytes and token ids, between messages and a prompt.
+//!
+//! Vocabularies come from `tokenizer.json` or from the metadata of a GGUF file; both end in the same [`Tokenizer`], which
+//! runs the parts of the `tokenizers` crate itself (normalizer, pre-tokenizer, model; byte-pair merging is ours) so that no
+//! state is shared and no thread is started. Decoding is ours: every token has its exact bytes in a table. Chat templates run in `minijinja`
+//! under limits, and [`TextStream`] turns tokens into text that a terminal can show.
+
+mod bpe;
+mod bytes;
+mod clock;
+mod decode_rules;
+mod gguf;
+mod json;
+mod own_stack;
+mod pieces;
+mod pre_tokenizers;
+mod python;
+mod sentencepiece;
+mod stream;
+mod template;
+mod template_source;
+mod tokenizer;
+
+#[cfg(test)]
+mod model_tests;
+
+pub use clock::Clock;
+pub use gguf::GgufVocab;
+pub use stream::{Stopped, StreamOptions, TextPiece, TextStream};
+pub use template::ChatTemplate;
+pub use tokenizer::Tokenizer;

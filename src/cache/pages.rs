@@ -1,0 +1,167 @@
+//! Pages of the key/value cache: a pool for each page size, and the list of pages a layer of a sequence holds.
+//!
+//! Pages are shared by count, so a fork costs nothing until it writes. A page that nobody holds goes back to its pool;
+//! the pool gives memory back when it is dropped or trimmed.
+#![allow(unsafe_code)] // page memory is handed to operations as raw bytes; see `PageMemory`
+
+use crate::backend::cpu::arena::Buffer;
+use crate::error::{Error, Kind, Result};
+use crate::ops::PAGE;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Pages of one size, allocated in slabs and used again.
+pub struct PagePool {
+    page_bytes: usize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    slabs: Vec<Buffer>,
+    free: Vec<PageMemory>,
+}
+
+/// One page's bytes, inside a slab that lives as long as the pool.
+#[derive(Clone, Copy)]
+struct PageMemory(*mut u8);
+
+// SAFETY: a page is plain memory; who may touch it is settled by `Page` (shared: read, sole owner: write).
+unsafe impl Send for PageMemory {}
+
+/// Pages in a slab.
+const SLAB: usize = 16;
+
+impl PagePool {
+    /// A pool of pages of `page_bytes`.
+    pub fn new(page_bytes: usize) -> Arc<PagePool> {
+        Arc::new(PagePool { page_bytes: page_bytes.next_multiple_of(64), inner: Mutex::default() })
+    }
+
+    fn take(self: &Arc<Self>) -> Result<Page> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if inner.free.is_empty() {
+            let out_of_memory = |_| Error::new(Kind::OutOfMemory, "a list of cache pages");
+            inner.slabs.try_reserve(1).map_err(out_of_memory)?;
+            // Room for every page there is, so that giving one back never allocates.
+            let pages = (inner.slabs.len() + 1) * SLAB;
+            inner.free.try_reserve(pages).map_err(out_of_memory)?;
+            let slab = Buffer::new(self.page_bytes * SLAB, "a slab of cache pages")?;
+            let base = slab.as_ptr();
+            inner.slabs.push(slab);
+            // SAFETY: each page lies inside the slab just allocated.
+            inner.free.extend((0..SLAB).rev().map(|i| PageMemory(unsafe { base.add(i * self.page_bytes) })));
+        }
+        let memory = inner.free.pop().expect("a slab was added when there was none");
+        Ok(Page { memory, pool: Arc::clone(self) })
+    }
+
+    /// Bytes of memory the pool holds.
+    pub fn bytes(&self) -> usize {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.slabs.iter().map(Buffer::len).sum()
+    }
+}
+
+/// A page; goes back to its pool when the last holder lets go.
+struct Page {
+    memory: PageMemory,
+    pool: Arc<PagePool>,
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.pool.inner.lock().unwrap_or_else(PoisonError::into_inner).free.push(self.memory);
+    }
+}
+
+// SAFETY: pages are written only through a sequence that is their sole holder (`reserve` copies shared ones first).
+unsafe impl Sync for Page {}
+
+/// The pages of one layer of one sequence.
+pub struct LayerPages {
+    pool: Arc<PagePool>,
+    pages: Vec<Arc<Page>>,
+    pointers: Vec<*mut u8>,
+}
+
+// SAFETY: the pointers repeat what `pages` owns.
+unsafe impl Send for LayerPages {}
+// SAFETY: as above; `&LayerPages` gives no way to write.
+unsafe impl Sync for LayerPages {}
+
+impl LayerPages {
+    /// No pages yet, with room for the numbers of `positions` positions, so that growing does not allocate.
+    pub fn new(pool: &Arc<PagePool>, positions: usize) -> Result<LayerPages> {
+        let most = positions.div_ceil(PAGE);
+        Ok(LayerPages {
+            pool: Arc::clone(pool),
+            pages: crate::error::vec_with_capacity(most, "a list of cache pages")?,
+            pointers: crate::error::vec_with_capacity(most, "a list of cache pages")?,
+        })
+    }
+
+    /// Makes positions `from .. to` writable: pages exist, and those from the page of `from` on are held by nobody else.
+    pub fn reserve(&mut self, from: usize, to: usize) -> Result<()> {
+        let out_of_memory = |_| Error::new(Kind::OutOfMemory, "a list of cache pages");
+        for index in from / PAGE..to.div_ceil(PAGE) {
+            if index < self.pages.len() {
+                if Arc::strong_count(&self.pages[index]) > 1 {
+                    let copy = self.pool.take()?;
+                    // SAFETY: both are pages of this pool; the copy is new and so not shared.
+                    unsafe { std::ptr::copy_nonoverlapping(self.pages[index].memory.0, copy.memory.0, self.pool.page_bytes) };
+                    self.pointers[index] = copy.memory.0;
+                    self.pages[index] = Arc::new(copy);
+                }
+            } else {
+                self.pages.try_reserve(1).map_err(out_of_memory)?;
+                self.pointers.try_reserve(1).map_err(out_of_memory)?;
+                let page = self.pool.take()?;
+                self.pointers.push(page.memory.0);
+                self.pages.push(Arc::new(page));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets go of pages past position `len`.
+    pub fn truncate(&mut self, len: usize) {
+        self.pages.truncate(len.div_ceil(PAGE));
+        self.pointers.truncate(len.div_ceil(PAGE));
+    }
+
+    /// First bytes of the pages, in order.
+    pub fn pointers(&self) -> &[*mut u8] {
+        &self.pointers
+    }
+
+    /// Shares all pages with a new list.
+    pub fn fork(&self) -> Result<LayerPages> {
+        let mut copy = LayerPages::new(&self.pool, self.pages.capacity() * PAGE)?;
+        copy.pages.extend(self.pages.iter().cloned());
+        copy.pointers.extend_from_slice(&self.pointers);
+        Ok(copy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fork_shares_until_it_writes_and_pages_come_back() {
+        let pool = PagePool::new(64);
+        let mut a = LayerPages::new(&pool, 256).unwrap();
+        a.reserve(0, 3 * PAGE).unwrap();
+        // SAFETY: page 2 has 64 bytes and `a` alone holds it.
+        unsafe { a.pointers()[2].write(7) };
+        let mut b = a.fork().unwrap();
+        assert_eq!(a.pointers(), b.pointers());
+        b.reserve(2 * PAGE + 1, 3 * PAGE).unwrap();
+        assert_eq!(a.pointers()[..2], b.pointers()[..2]);
+        assert_ne!(a.pointers()[2], b.pointers()[2]);
+        // SAFETY: as above.
+        assert_eq!(unsafe { b.pointers()[2].read() }, 7);
+        drop((a, b));
+        assert_eq!(pool.inner.lock().unwrap().free.len(), SLAB);
+    }
+}

@@ -1,0 +1,19 @@
+//! Circuits: what a model records, and how that becomes a program.
+//!
+//! [`Tape`] records operations on named values; [`lower`] connects the forms of activations that weight formats want;
+//! [`fuse`] rewrites neighbours (each rule exact or checked against the reference); [`Layout`] gives every value a place in one
+//! workspace; [`Program`] runs the operations in order on the worker pool. [`explain`] prints any stage as text.
+
+mod dump;
+mod fuse;
+mod layout;
+mod lower;
+mod program;
+mod tape;
+
+pub use dump::explain;
+pub use fuse::{RULES, Rule, fuse};
+pub use layout::Layout;
+pub use lower::{Needs, lower};
+pub use program::{Program, Workspace};
+pub use tape::{Circuit, Declared, Node, Tape, ValueInfo};

@@ -1,0 +1,76 @@
+//! Looking inside: a program as text, and any named tensor of a run.
+
+use super::load::Engine;
+use super::prepare::Prepared;
+use super::runner::{self, Shape, Work};
+use super::sequence::{Sequence, SequenceOptions};
+use crate::circuit::{self, Workspace};
+use crate::ensure;
+use crate::error::Result;
+use crate::ops::Batch;
+use crate::options::LoadOptions;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// The program a checkpoint becomes, one operation a line. Reads headers only.
+pub fn explain(path: &Path, options: &LoadOptions) -> Result<String> {
+    let prepared = Prepared::new(path, options)?;
+    Ok(circuit::explain(&prepared.circuit(false, false)?, &prepared.declarations))
+}
+
+/// A named tensor: one row for each token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Captured {
+    /// Elements in a row.
+    pub width: usize,
+    /// Rows, one after another.
+    pub values: Vec<f32>,
+}
+
+/// Which bodies a captured run uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bodies {
+    /// Fused circuit, fast bodies, on the pool.
+    Fast,
+    /// The circuit as recorded, every operation by its definition.
+    Definition,
+}
+
+impl Engine {
+    /// Runs `tokens` from an empty state, `slice` rows at a time, and returns the named tensors (`logits`, `layer.3`) with a row for
+    /// every token. For tests and for people who look for where a number comes from.
+    pub fn capture(self: &Arc<Self>, tokens: &[i32], slice: usize, names: &[&str], bodies: Bodies) -> Result<Vec<Captured>> {
+        ensure!((1..=Shape::MOST_ROWS).contains(&slice), InvalidArgument, "slices of {slice} rows; 1 to {} run", Shape::MOST_ROWS);
+        let mut circuit = self.prepared.circuit(true, bodies == Bodies::Definition)?;
+        let mut values = Vec::with_capacity(names.len());
+        for name in names {
+            let Some(value) = circuit.named(name) else { crate::bail!(NotFound, "no tensor is named {name:?} in this circuit") };
+            values.push(value);
+        }
+        circuit.values.shrink_to_fit();
+        let program = circuit::Program::new(circuit, slice, slice, &values)?;
+        let mut workspace = Workspace::new(program.workspace_bytes())?;
+        let mut sequence = Sequence::new(self, &SequenceOptions::default())?;
+        let mut out: Vec<Captured> =
+            values.iter().map(|v| Captured { width: program.layout().slots[v.0 as usize].width, values: Vec::new() }).collect();
+        let mut batch = Batch::default();
+        let mut rows = Vec::new();
+        for piece in tokens.chunks(slice) {
+            sequence.reserve(piece.len())?;
+            runner::fill(&mut batch, &[Work { tokens: piece, position: sequence.len(), pages: sequence.kv() }]);
+            match bodies {
+                Bodies::Fast => {
+                    program.run(self.pool(), &mut workspace, &batch, self.weights(), &AtomicBool::new(false))?;
+                }
+                Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights()),
+            }
+            sequence.tokens.extend_from_slice(piece);
+            for (value, captured) in values.iter().zip(&mut out) {
+                program.read(&mut workspace, &batch, *value, &mut rows)?;
+                captured.values.extend_from_slice(&rows);
+            }
+        }
+        Ok(out)
+    }
+}

@@ -1,0 +1,103 @@
+//! Running tokens through the model: prompts in slices, one token for each of many sequences together.
+
+use super::load::Engine;
+use super::runner::{Shape, Work};
+use super::sequence::Sequence;
+use crate::bail;
+use crate::ensure;
+use crate::error::{Error, Kind, Result};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Appends one token to each sequence and computes their rows together. On error all sequences are as before.
+pub fn forward(sequences: &mut [&mut Sequence], tokens: &[i32]) -> Result<()> {
+    ensure!(sequences.len() == tokens.len(), InvalidArgument, "{} sequences and {} tokens", sequences.len(), tokens.len());
+    let Some(first) = sequences.first() else { return Ok(()) };
+    let engine = Arc::clone(first.engine());
+    if let Some(index) = sequences.iter().position(|s| !Arc::ptr_eq(s.engine(), &engine)) {
+        return Err(Error::new(Kind::InvalidArgument, format!("sequence {index} belongs to another model than sequence 0")).at(index as u64));
+    }
+    let mut parts: Vec<(&mut Sequence, &[i32])> = sequences.iter_mut().map(|s| &mut **s).zip(tokens.chunks(1)).collect();
+    append(&engine, &mut parts)
+}
+
+/// Appends tokens to sequences of one engine; all or nothing.
+pub(super) fn append(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])]) -> Result<()> {
+    for (sequence, tokens) in parts.iter() {
+        check(engine, sequence, tokens)?;
+    }
+    let before: Vec<usize> = parts.iter().map(|(s, _)| s.len()).collect();
+    let done = run(engine, parts);
+    for ((sequence, _), before) in parts.iter_mut().zip(before) {
+        match done {
+            Ok(()) if sequence.len() > before => std::mem::swap(&mut sequence.logits, &mut sequence.next_logits),
+            Ok(()) => {}
+            Err(_) => sequence.drop_to(before),
+        }
+    }
+    done
+}
+
+fn check(engine: &Engine, sequence: &Sequence, tokens: &[i32]) -> Result<()> {
+    let room = sequence.capacity() - sequence.len();
+    if tokens.len() > room {
+        let text = format!(
+            "{} tokens do not fit: the sequence holds {} of {}, {room} more fit",
+            tokens.len(),
+            sequence.len(),
+            sequence.capacity()
+        );
+        return Err(Error::new(Kind::ContextFull, text).sizes(tokens.len() as u64, room as u64));
+    }
+    let vocab = engine.info().vocab;
+    if let Some(index) = tokens.iter().position(|&t| t < 0 || t as usize >= vocab) {
+        let text = format!("token {} at index {index} is outside the vocabulary of {vocab}", tokens[index]);
+        return Err(Error::new(Kind::InvalidToken, text).at(index as u64));
+    }
+    Ok(())
+}
+
+/// Runs everything; sequences grow as slices succeed.
+fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])]) -> Result<()> {
+    for group in parts.chunks_mut(Shape::MOST_SEQUENCES) {
+        let mut done = vec![0usize; group.len()];
+        loop {
+            // Each sequence gets its next slice; slices of one batch share the rows there are.
+            let mut rows = Shape::MOST_ROWS;
+            let mut slices: Vec<(usize, usize)> = Vec::with_capacity(group.len());
+            for (index, (sequence, tokens)) in group.iter_mut().enumerate() {
+                let count = (tokens.len() - done[index]).min(rows);
+                if count > 0 {
+                    sequence.reserve(count)?;
+                    rows -= count;
+                    slices.push((index, count));
+                }
+            }
+            if slices.is_empty() {
+                break;
+            }
+            let work: Vec<Work<'_>> = slices
+                .iter()
+                .map(|&(index, count)| {
+                    let (sequence, tokens) = &group[index];
+                    Work { tokens: &tokens[done[index]..done[index] + count], position: sequence.len(), pages: sequence.kv() }
+                })
+                .collect();
+            let mut runner = engine.runner();
+            let stop = AtomicBool::new(false);
+            if !runner.run(&work, engine.weights(), engine.pool(), &stop)? {
+                bail!(Cancelled, "the step was cancelled");
+            }
+            for (row, &(index, count)) in slices.iter().enumerate() {
+                let (sequence, tokens) = &mut group[index];
+                let piece = &tokens[done[index]..done[index] + count];
+                sequence.tokens.extend_from_slice(piece);
+                done[index] += count;
+                if done[index] == tokens.len() {
+                    runner.logits(row, &mut sequence.next_logits);
+                }
+            }
+        }
+    }
+    Ok(())
+}

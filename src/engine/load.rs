@@ -1,0 +1,172 @@
+//! Loading: from a path to an engine that runs.
+
+use super::info::Info;
+use super::pack::{self, Supply};
+use super::plan::Plan;
+use super::prepare::Prepared;
+use super::runner::Runner;
+use super::synthetic::Random;
+use super::vocabulary;
+use crate::backend::cpu::pool::{Pool, available_threads};
+use crate::backend::cpu::simd;
+use crate::cache::PagePool;
+use crate::error::{Error, Kind, Result};
+use crate::ops::Weight;
+use crate::options::{Compute, LoadOptions};
+use crate::text::{ChatTemplate, Tokenizer};
+use crate::weights::{Role, Source, WeightSpec};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How far a load is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Bytes of weights made so far.
+    pub done_bytes: u64,
+    /// Bytes of weights in all.
+    pub total_bytes: u64,
+    /// What is being done.
+    pub phase: &'static str,
+}
+
+/// A loaded model: immutable, shared by its sequences.
+pub struct Engine {
+    pub(super) prepared: Prepared,
+    info: Info,
+    plan: Plan,
+    weights: Vec<Weight>,
+    pool: Pool,
+    runner: Mutex<Runner>,
+    pools: Vec<Arc<PagePool>>,
+    tokenizer: Result<Arc<Tokenizer>>,
+    template: Result<ChatTemplate>,
+}
+
+/// Loads a checkpoint: a Hugging Face folder or a GGUF file. `progress` is called between tensors on the calling thread and may stop the load.
+pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>) -> Result<Arc<Engine>> {
+    let prepared = Prepared::new(path, options)?;
+    let plan = prepared.plan(1)?;
+    let threads = if options.threads == 0 { available_threads() } else { options.threads };
+    let pool = Pool::new(threads)?;
+    let mut report = |done_bytes: u64, phase: &'static str| -> Result<()> {
+        let Some(progress) = progress.as_mut() else { return Ok(()) };
+        match progress(Progress { done_bytes, total_bytes: plan.weights, phase }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::new(Kind::Cancelled, "the host cancelled the load")),
+        }
+    };
+    report(0, "weights")?;
+    let supply = match options.synthetic {
+        Some(synthetic) => Supply::Random(Random::new(synthetic)),
+        None => Supply::Checkpoint(Arc::clone(&prepared.checkpoint)),
+    };
+    let mut weights = crate::error::vec_with_capacity(prepared.declarations.weights.len(), "the list of weights")?;
+    let mut done = 0;
+    for (index, spec) in prepared.declarations.weights.iter().enumerate() {
+        let weight = pack::read(&supply, spec, &prepared.layouts[index], &pool)?;
+        done += weight.bytes() as u64;
+        weights.push(weight);
+        if matches!(spec.role, Role::Matrix | Role::Experts) {
+            spec.parts().for_each(|part| prepared.checkpoint.release(&part.tensor));
+        }
+        report(done.min(plan.weights), "weights")?;
+    }
+    let runner = Mutex::new(Runner::new(&prepared)?);
+    let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes())).collect();
+    let (tokenizer, end_tokens) = vocabulary::open(&prepared.checkpoint);
+    let template = match &tokenizer {
+        Ok(tokenizer) => vocabulary::template(tokenizer),
+        Err(e) => Err(e.clone()),
+    };
+    let dims = prepared.model.dims();
+    let info = Info {
+        model_type: prepared.model_type.clone(),
+        architecture: prepared.checkpoint.config().get("architectures").and_then(|a| a.get(0)).and_then(|a| a.as_str()).map(str::to_string),
+        parameters: prepared
+            .declarations
+            .weights
+            .iter()
+            .filter(|w| !matches!(w.source, Source::Constant(_)))
+            .map(WeightSpec::elements)
+            .sum(),
+        layers: dims.layers,
+        hidden: dims.hidden,
+        vocab: dims.vocab,
+        context: prepared.context,
+        model_context: dims.context,
+        compute: if prepared.compute == Compute::F32 { "f32" } else { "fast" },
+        threads: pool.count(),
+        simd: simd::table().name(),
+        bos: tokenizer.as_ref().ok().and_then(|t| t.bos()),
+        end_tokens,
+    };
+    report(plan.weights, "done")?;
+    Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, pools, tokenizer, template }))
+}
+
+impl Engine {
+    /// Facts.
+    pub fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// Planned bytes, for one sequence.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The tokenizer, or why there is none.
+    pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>> {
+        self.tokenizer.as_ref().map_err(Clone::clone)
+    }
+
+    /// The chat template, or why there is none.
+    pub fn chat_template(&self) -> Result<&ChatTemplate> {
+        self.template.as_ref().map_err(Clone::clone)
+    }
+
+    /// Whether a token ends a generation.
+    pub fn is_end(&self, token: i32) -> bool {
+        self.info.end_tokens.contains(&token)
+    }
+
+    /// Bytes of packed weights.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weights.iter().map(|w| w.bytes() as u64).sum()
+    }
+
+    /// Bytes of weights one decode step reads: matrices, but not tables of which a row is looked up.
+    pub fn step_bytes(&self) -> u64 {
+        self.prepared
+            .declarations
+            .weights
+            .iter()
+            .enumerate()
+            .filter(|(_, w)| matches!(w.role, Role::Matrix | Role::Experts))
+            .map(|(i, w)| self.weights[i].bytes() as u64 / w.experts().max(1) as u64 * w.active as u64)
+            .sum()
+    }
+
+    /// Multiply-adds of one token in the matrices, times two.
+    pub fn token_flops(&self) -> u64 {
+        let matrices = self.prepared.declarations.weights.iter().filter(|w| matches!(w.role, Role::Matrix | Role::Experts));
+        matrices.map(|w| 2 * (w.rows * w.cols * w.active) as u64).sum()
+    }
+
+    pub(super) fn weights(&self) -> &[Weight] {
+        &self.weights
+    }
+
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub(super) fn pools(&self) -> &[Arc<PagePool>] {
+        &self.pools
+    }
+
+    pub(super) fn runner(&self) -> MutexGuard<'_, Runner> {
+        self.runner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,25 @@
+//! The engine: loads a checkpoint, plans memory, runs sequences.
+//!
+//! [`Engine`] is the loaded model, immutable and shared; [`Sequence`] is one timeline of tokens with its state. [`forward`]
+//! computes one more token for each of several sequences in one pass.
+
+mod explain;
+mod forward;
+pub mod generate;
+mod info;
+mod load;
+mod pack;
+mod plan;
+mod prepare;
+mod runner;
+mod sequence;
+mod synthetic;
+mod vocabulary;
+
+pub use explain::{Bodies, Captured, explain};
+pub use forward::forward;
+pub use generate::{Chooser, decode_step};
+pub use info::{Info, Probe, probe};
+pub use load::{Engine, Progress, load};
+pub use plan::{Plan, plan};
+pub use sequence::{Sequence, SequenceOptions};

@@ -1,0 +1,291 @@
+//! From a checkpoint's tensors to weights as operations use them: panels filled in parallel, vectors decoded.
+
+use super::synthetic::Random;
+use crate::backend::cpu::pack::{CodeRow, LANES, Layout, Packed};
+use crate::backend::cpu::pool::Pool;
+use crate::bail;
+use crate::error::{Error, Kind, Result, vec_filled};
+use crate::ops::{Matrix, StoredRows, Weight};
+use crate::quant::{self, Unpacked};
+use crate::tensor::{DType, TensorView};
+use crate::weights::{Checkpoint, Part, Pick, Role, Source, WeightSpec};
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Where bytes come from: the checkpoint, or a generator.
+pub(super) enum Supply {
+    Checkpoint(Arc<Checkpoint>),
+    Random(Random),
+}
+
+/// Reads one weight.
+pub(super) fn read(supply: &Supply, spec: &WeightSpec, layouts: &[Layout], pool: &Pool) -> Result<Weight> {
+    let one = |parts: &[Part], layouts: &[Layout]| -> Result<Matrix> {
+        let mut packed = Vec::with_capacity(parts.len());
+        for (part, layout) in parts.iter().zip(layouts) {
+            packed.push(matrix(supply, part, spec.cols, *layout, pool).map_err(|e| e.context(&part.tensor))?);
+        }
+        Ok(Matrix { parts: packed })
+    };
+    match (&spec.source, spec.role) {
+        (Source::Constant(values), _) => Ok(Weight::Vector(values.clone())),
+        (Source::Tensors(parts), Role::Vector { add }) => vector(supply, parts, add).map(Weight::Vector),
+        (Source::Tensors(parts), Role::Rows) => stored(supply, &parts[0], spec.cols),
+        (Source::Tensors(parts), _) => one(parts, layouts).map(Weight::Matrix),
+        (Source::Experts(experts), _) => {
+            let mut layouts = layouts;
+            let mut matrices = crate::error::vec_with_capacity(experts.len(), "the list of experts")?;
+            for parts in experts {
+                let (own, rest) = layouts.split_at(parts.len().min(layouts.len()));
+                matrices.push(one(parts, own)?);
+                layouts = rest;
+            }
+            Ok(Weight::Experts(matrices))
+        }
+    }
+}
+
+fn view<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<TensorView<'a>> {
+    checkpoint.tensor(name).ok_or_else(|| Error::new(Kind::CorruptFile, format!("the checkpoint has no tensor {name}")).named(name))
+}
+
+fn vector(supply: &Supply, parts: &[Part], add: f32) -> Result<Vec<f32>> {
+    let len = parts.iter().map(|p| p.rows).sum();
+    let mut out = vec_filled(len, 0.0, "a vector of weights")?;
+    let mut at = 0;
+    for part in parts {
+        let piece = &mut out[at..at + part.rows];
+        match supply {
+            Supply::Checkpoint(checkpoint) => decode_vector(&view(checkpoint, &part.tensor)?, part, piece)?,
+            Supply::Random(random) => random.vector(&part.tensor, piece),
+        }
+        at += part.rows;
+    }
+    out.iter_mut().for_each(|v| *v += add);
+    Ok(out)
+}
+
+/// A part's elements of a stored vector; where rows move (biases of interleaved heads), each element is a row.
+fn decode_vector(view: &TensorView<'_>, part: &Part, out: &mut [f32]) -> Result<()> {
+    let mut stored = vec_filled(view.elements().unwrap_or(usize::MAX), 0.0, "a vector of weights")?;
+    quant::decode(view.dtype, view.data, &mut stored)?;
+    for (row, v) in out.iter_mut().enumerate() {
+        *v = stored[view.row_map.stored(part.stored(row))] + view.offset;
+    }
+    Ok(())
+}
+
+/// Rows that stay where they are: a range of a mapped file.
+struct Mapped {
+    file: Arc<crate::weights::FileBytes>,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for Mapped {
+    fn as_ref(&self) -> &[u8] {
+        &self.file.bytes()[self.range.clone()]
+    }
+}
+
+fn stored(supply: &Supply, part: &Part, cols: usize) -> Result<Weight> {
+    let (dtype, data): (DType, StoredRows) = match supply {
+        Supply::Checkpoint(checkpoint) => {
+            let view = view(checkpoint, &part.tensor)?;
+            let (file, range) = checkpoint.locate(&part.tensor).expect("view() found it");
+            (view.dtype, Arc::new(Mapped { file, range }))
+        }
+        Supply::Random(random) => (DType::BF16, Arc::new(random.rows(&part.tensor, part.rows, cols)?)),
+    };
+    Ok(Weight::Stored { dtype, cols, data })
+}
+
+/// Packs one tensor, panels shared among the pool's workers.
+fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool) -> Result<Packed> {
+    let mut packed = Packed::new(layout, part.rows, cols)?;
+    let tensor = match supply {
+        Supply::Checkpoint(checkpoint) => Some(view(checkpoint, &part.tensor)?),
+        Supply::Random(_) => None,
+    };
+    let columns = match (&tensor, part.pick) {
+        (Some(view), Pick::Transposed { of, index, first, step, from }) => Some(columns(view, part, of[2], index * of[1] + from, (first, step), cols, pool)?),
+        _ => None,
+    };
+    let panels: Vec<Mutex<&mut [u8]>> = packed.panels_mut().map(Mutex::new).collect();
+    let counter = AtomicUsize::new(0);
+    let failure: Mutex<Option<Error>> = Mutex::new(None);
+    pool.run(&|worker| {
+        let mut scratch = Scratch::default();
+        worker.each(&counter, panels.len(), 4, |range| {
+            for index in range {
+                let rows = index * LANES..((index + 1) * LANES).min(part.rows);
+                let mut panel = panels[index].lock().unwrap_or_else(PoisonError::into_inner);
+                let done = match (&tensor, supply) {
+                    (Some(_), _) if columns.is_some() => {
+                        let values = columns.as_deref().unwrap_or_default();
+                        let rows: Vec<&[f32]> = rows.map(|row| &values[row * cols..][..cols]).collect();
+                        layout.fill_f32(cols, &mut panel, &rows)
+                    }
+                    (Some(view), _) => fill(view, part, layout, cols, rows, &mut panel, &mut scratch),
+                    (None, Supply::Random(random)) => {
+                        scratch.rows(rows.len(), cols).and_then(|values| {
+                            for (lane, row) in values.chunks_mut(cols).enumerate() {
+                                random.matrix_row(&part.tensor, part.stored(index * LANES + lane), row);
+                            }
+                            Ok(())
+                        }).and_then(|()| fill_values(random.dtype, layout, cols, rows.len(), &mut panel, &mut scratch))
+                    }
+                    (None, Supply::Checkpoint(_)) => Ok(()),
+                };
+                if let Err(e) = done {
+                    failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                }
+            }
+        });
+    })?;
+    drop(panels);
+    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(e) => Err(e),
+        None => Ok(packed),
+    }
+}
+
+/// A worker's buffers.
+#[derive(Default)]
+struct Scratch {
+    values: Vec<f32>,
+    halves: Vec<u16>,
+    codes: Vec<i8>,
+    scale: Vec<f32>,
+    min: Vec<f32>,
+    stored: Vec<u8>,
+}
+
+/// Resizes a buffer that is used again.
+fn sized<T: Clone + Default>(v: &mut Vec<T>, n: usize) -> Result<&mut [T]> {
+    let more = n.saturating_sub(v.len());
+    v.try_reserve(more).map_err(|_| Error::new(Kind::OutOfMemory, "a buffer for packing weights"))?;
+    v.resize(n, T::default());
+    Ok(v)
+}
+
+impl Scratch {
+    fn rows(&mut self, rows: usize, cols: usize) -> Result<&mut [f32]> {
+        sized(&mut self.values, rows * cols)
+    }
+}
+
+/// A transposed part as rows in f32: stored rows are decoded one by one, and the part's columns of each kept.
+fn columns(view: &TensorView<'_>, part: &Part, width: usize, start: usize, (first, step): (usize, usize), cols: usize, pool: &Pool) -> Result<Vec<f32>> {
+    const STRIP: usize = 64;
+    let mut values = vec_filled(part.rows.saturating_mul(cols), 0.0f32, "a transposed matrix")?;
+    // Each worker decodes a strip of stored rows and writes it as a strip of every output row.
+    let rows: Vec<Mutex<Vec<&mut [f32]>>> = {
+        let mut strips: Vec<Vec<&mut [f32]>> = (0..cols.div_ceil(STRIP)).map(|_| Vec::with_capacity(part.rows)).collect();
+        for row in values.chunks_mut(cols.max(1)) {
+            row.chunks_mut(STRIP).zip(&mut strips).for_each(|(piece, strip)| strip.push(piece));
+        }
+        strips.into_iter().map(Mutex::new).collect()
+    };
+    let (counter, failure) = (AtomicUsize::new(0), Mutex::new(None));
+    pool.run(&|worker| {
+        let mut stored = vec![0.0f32; width];
+        worker.each(&counter, rows.len(), 1, |range| {
+            for strip in range {
+                let mut out = rows[strip].lock().unwrap_or_else(PoisonError::into_inner);
+                for k in 0..STRIP.min(cols - strip * STRIP) {
+                    if let Err(e) = quant::decode(view.dtype, row_bytes(view, width, start + strip * STRIP + k), &mut stored) {
+                        failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                        return;
+                    }
+                    out.iter_mut().enumerate().for_each(|(row, piece)| piece[k] = stored[first + row * step]);
+                }
+            }
+        });
+    })?;
+    drop(rows);
+    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(e) => Err(e),
+        None => Ok(values),
+    }
+}
+
+/// Bytes of stored row `row` of rows of `cols` elements; the row map of the view applies.
+fn row_bytes<'a>(view: &TensorView<'a>, cols: usize, row: usize) -> &'a [u8] {
+    let bytes = view.dtype.bytes(cols).unwrap_or(0);
+    &view.data[view.row_map.stored(row) * bytes..][..bytes]
+}
+
+/// Fills one panel from stored rows.
+fn fill(view: &TensorView<'_>, part: &Part, layout: Layout, cols: usize, rows: Range<usize>, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+    let stored: [&[u8]; LANES] =
+        std::array::from_fn(|lane| if rows.start + lane < rows.end { row_bytes(view, cols, part.stored(rows.start + lane)) } else { &[] });
+    fill_stored(view.dtype, layout, cols, &stored[..rows.len()], panel, scratch)
+}
+
+fn fill_stored(dtype: DType, layout: Layout, cols: usize, stored: &[&[u8]], panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+    let rows = stored.len();
+    match layout {
+        Layout::Bf16 | Layout::F16 => {
+            let halves = sized(&mut scratch.halves, rows * cols)?;
+            for (row, bytes) in halves.chunks_mut(cols).zip(stored) {
+                for (v, b) in row.iter_mut().zip(bytes.chunks_exact(2)) {
+                    *v = u16::from_le_bytes([b[0], b[1]]);
+                }
+            }
+            let rows: Vec<&[u16]> = scratch.halves.chunks(cols).collect();
+            layout.fill_u16(cols, panel, &rows)
+        }
+        Layout::F32 => {
+            let values = sized(&mut scratch.values, rows * cols)?;
+            for (row, bytes) in values.chunks_mut(cols).zip(stored) {
+                quant::decode(dtype, bytes, row)?;
+            }
+            let rows: Vec<&[f32]> = scratch.values.chunks(cols).collect();
+            layout.fill_f32(cols, panel, &rows)
+        }
+        _ => {
+            let block = layout.block();
+            let blocks = cols / block;
+            sized(&mut scratch.codes, rows * cols)?;
+            sized(&mut scratch.scale, rows * blocks)?;
+            sized(&mut scratch.min, rows * blocks)?;
+            let mut unpacked = Unpacked::new();
+            for (lane, bytes) in stored.iter().enumerate() {
+                for (index, bytes) in bytes.chunks_exact(dtype.block_bytes()).enumerate() {
+                    quant::unpack(dtype, bytes, &mut unpacked)?;
+                    if unpacked.sub_len != block {
+                        bail!(Internal, "{dtype} has a scale per {}, {layout:?} one per {block}", unpacked.sub_len);
+                    }
+                    let (len, subs) = (unpacked.len, unpacked.len / block);
+                    scratch.codes[lane * cols + index * len..][..len].copy_from_slice(&unpacked.codes[..len]);
+                    scratch.scale[lane * blocks + index * subs..][..subs].copy_from_slice(&unpacked.scale[..subs]);
+                    scratch.min[lane * blocks + index * subs..][..subs].copy_from_slice(&unpacked.min[..subs]);
+                }
+            }
+            let rows: Vec<CodeRow<'_>> = (0..rows)
+                .map(|lane| CodeRow {
+                    codes: &scratch.codes[lane * cols..][..cols],
+                    scale: &scratch.scale[lane * blocks..][..blocks],
+                    min: if layout.has_min() { &scratch.min[lane * blocks..][..blocks] } else { &[] },
+                    gain: 1.0,
+                })
+                .collect();
+            layout.fill_codes(cols, panel, &rows)
+        }
+    }
+}
+
+/// Fills one panel from the values in `scratch`, stored as `dtype` first.
+fn fill_values(dtype: DType, layout: Layout, cols: usize, rows: usize, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+    let Some(row_bytes) = dtype.bytes(cols) else { bail!(Unsupported, "rows of {cols} elements are no whole blocks of {dtype}") };
+    let mut stored = std::mem::take(&mut scratch.stored);
+    sized(&mut stored, rows * row_bytes)?;
+    for (values, bytes) in scratch.values.chunks(cols).zip(stored.chunks_mut(row_bytes)) {
+        quant::encode(dtype, values, bytes)?;
+    }
+    let views: Vec<&[u8]> = stored.chunks(row_bytes).collect();
+    let done = fill_stored(dtype, layout, cols, &views, panel, scratch);
+    scratch.stored = stored;
+    done
+}

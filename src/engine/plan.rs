@@ -1,0 +1,33 @@
+//! The memory plan: bytes by class, from headers and config alone.
+
+use super::prepare::Prepared;
+use crate::error::Result;
+use crate::options::LoadOptions;
+use std::path::Path;
+
+/// Bytes of host memory by class. Mapped files do not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Plan {
+    /// Packed weights and vectors.
+    pub weights: u64,
+    /// Key/value pages of the sequences.
+    pub kv: u64,
+    /// Recurrent states of the sequences.
+    pub state: u64,
+    /// Workspace of the largest step.
+    pub scratch: u64,
+    /// Rows of logits.
+    pub other: u64,
+}
+
+impl Plan {
+    /// Sum of the classes.
+    pub fn total(&self) -> u64 {
+        self.weights + self.kv + self.state + self.scratch + self.other
+    }
+}
+
+/// Plans `path` for `sequences` sequences of the context limit. Reads headers only.
+pub fn plan(path: &Path, options: &LoadOptions, sequences: usize) -> Result<Plan> {
+    Prepared::new(path, options)?.plan(sequences)
+}

@@ -1,0 +1,206 @@
+//! Everything that is known of a model before its weights are read: declarations, formats, circuit, sizes.
+
+use super::plan::Plan;
+use super::runner::Shape;
+use crate::circuit::{Circuit, Needs, Program, Tape, fuse, lower};
+use crate::error::{Error, Kind, Result};
+use crate::families::loader_for_config;
+use crate::layers::Config;
+use crate::model::{Build, Model};
+use crate::ops::{KvType, Value, WeightId};
+use crate::options::{Compute, LoadOptions};
+use crate::tensor::DType;
+use crate::weights::{Checkpoint, Declarations, Part, Pick, Role, Source, WeightSpec};
+use crate::{bail, ensure};
+use crate::backend::cpu::pack::{Layout, Packed};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A model ready to receive weights.
+pub(super) struct Prepared {
+    pub checkpoint: Arc<Checkpoint>,
+    pub model_type: String,
+    pub model: Box<dyn Model>,
+    pub declarations: Declarations,
+    /// Layout of each part of each weight; empty for vectors and stored rows.
+    pub layouts: Vec<Vec<Layout>>,
+    pub compute: Compute,
+    pub kv_type: KvType,
+    /// Longest sequence.
+    pub context: usize,
+    pub options: LoadOptions,
+}
+
+/// Context taken where the host names none and the model would allow more.
+const DEFAULT_CONTEXT: usize = 4096;
+
+impl Prepared {
+    /// Reads headers and config; checks every declared tensor against the checkpoint.
+    pub fn new(path: &Path, options: &LoadOptions) -> Result<Prepared> {
+        let checkpoint = if options.synthetic.is_some() { Checkpoint::open_config(path)? } else { Checkpoint::open(path)? };
+        let (family, model_type) = loader_for_config(checkpoint.config())?;
+        let config = Config::new(checkpoint.config())?;
+        // Models that also see have their language model's numbers in an object of their own.
+        let text = config.opt_object("text_config")?.unwrap_or(config);
+        let longest = text.usize_or("max_position_embeddings", 2048)?;
+        let context = if options.context == 0 { longest.min(DEFAULT_CONTEXT) } else { options.context };
+        ensure!(
+            context <= longest,
+            LimitExceeded,
+            "a context of {context} tokens was asked for; the model's limit is {longest} (max_position_embeddings)"
+        );
+        let compute = Compute::resolve(options.compute)?;
+        let kv_type = if compute == Compute::F32 { KvType::F32 } else { KvType::F16 };
+        let mut declarations = Declarations::default();
+        let model = (family.build)(&config, &Build { context, kv_type, checkpoint: &checkpoint }, &mut declarations)?;
+        let mut findings = Vec::new();
+        let mut layouts = Vec::with_capacity(declarations.weights.len());
+        for spec in &declarations.weights {
+            match part_layouts(&checkpoint, spec, compute, options) {
+                Ok(layout) => layouts.push(layout),
+                Err(e) => {
+                    findings.push(e);
+                    layouts.push(Vec::new());
+                }
+            }
+        }
+        if let Some(first) = findings.first().cloned() {
+            return Err(match findings.len() {
+                1 => first,
+                n => {
+                    let rest: Vec<&str> = findings[1..].iter().take(9).map(Error::message).collect();
+                    let more = if n > 10 { format!("; and {} more", n - 10) } else { String::new() };
+                    Error::new(first.kind(), format!("{} findings: {}; {}{more}", n, first.message(), rest.join("; "))).named(first.name().unwrap_or(""))
+                }
+            });
+        }
+        Ok(Prepared { checkpoint: Arc::new(checkpoint), model_type, model, declarations, layouts, compute, kv_type, context, options: options.clone() })
+    }
+
+    /// The circuit with formats connected, fused unless `plain`.
+    pub fn circuit(&self, all_logits: bool, plain: bool) -> Result<Circuit> {
+        let mut tape = Tape::new(&self.declarations, all_logits);
+        let output = self.model.record(&mut tape);
+        let mut circuit = tape.finish(output)?;
+        lower(&mut circuit, &|id| self.needs(id));
+        if !plain {
+            fuse(&mut circuit);
+        }
+        Ok(circuit)
+    }
+
+    /// A program for batches of `shape`; values named in `keep` can be read after a run.
+    pub fn program(&self, shape: Shape, all_logits: bool, keep: &[&str]) -> Result<(Program, Vec<Value>)> {
+        let circuit = self.circuit(all_logits, false)?;
+        let mut values = Vec::with_capacity(keep.len());
+        for name in keep {
+            let found = circuit.named(name).ok_or_else(|| Error::new(Kind::NotFound, format!("no tensor is named {name:?} in this circuit")).named(*name))?;
+            values.push(found);
+        }
+        Ok((Program::new(circuit, shape.rows, shape.sequences, &values)?, values))
+    }
+
+    fn needs(&self, id: WeightId) -> Needs {
+        let layouts = &self.layouts[id.0 as usize];
+        Needs { f32: layouts.iter().any(|l| !l.is_integer()), q8: layouts.iter().any(|l| l.is_integer()) }
+    }
+
+    /// Bytes by class, for `sequences` sequences of the longest context.
+    pub fn plan(&self, sequences: usize) -> Result<Plan> {
+        let mut weights = 0u64;
+        for (spec, layouts) in self.declarations.weights.iter().zip(&self.layouts) {
+            weights += match spec.role {
+                Role::Matrix | Role::Experts => {
+                    let bytes = |(part, layout): (&Part, &Layout)| Packed::bytes(*layout, part.rows, spec.cols).unwrap_or(0) as u64;
+                    spec.parts().zip(layouts).map(bytes).sum()
+                }
+                Role::Rows => if self.options.synthetic.is_some() { (spec.rows * spec.cols * 2) as u64 } else { 0 },
+                Role::Vector { .. } => (spec.cols * 4) as u64,
+            };
+        }
+        let pages = self.context.div_ceil(crate::ops::PAGE) as u64;
+        let kv: u64 = self.declarations.kv.iter().map(|spec| pages * spec.page_bytes() as u64).sum();
+        let mut scratch = 0;
+        for shape in Shape::ALL {
+            scratch = scratch.max(self.program(shape, false, &[])?.0.workspace_bytes() as u64);
+        }
+        let rows = 2 * 4 * self.model.dims().vocab as u64;
+        Ok(Plan { weights, kv: kv * sequences as u64, state: 0, scratch, other: rows * sequences as u64 })
+    }
+}
+
+/// The layout of each part of a weight, after checking that the checkpoint holds it in the declared shape.
+fn part_layouts(checkpoint: &Checkpoint, spec: &WeightSpec, compute: Compute, options: &LoadOptions) -> Result<Vec<Layout>> {
+    if let Source::Experts(experts) = &spec.source {
+        for (index, parts) in experts.iter().enumerate() {
+            let rows: usize = parts.iter().map(|p| p.rows).sum();
+            ensure!(rows == spec.rows, Internal, "{}: expert {index} has {rows} rows, expert 0 has {}", spec.name, spec.rows);
+        }
+    }
+    let mut layouts = Vec::new();
+    for part in spec.parts() {
+        let cols = if matches!(spec.role, Role::Vector { .. }) { 1 } else { spec.cols };
+        let wanted = part.shape(cols)?;
+        let dtype = match options.synthetic {
+            Some(synthetic) => synthetic.dtype,
+            None => {
+                let view = checkpoint.tensor(&part.tensor).ok_or_else(|| {
+                    Error::new(Kind::CorruptFile, format!("the checkpoint has no tensor {}, which the config asks for", part.tensor)).named(&part.tensor)
+                })?;
+                if squeezed(&view.shape) != squeezed(&wanted) {
+                    let text = format!("{}: the checkpoint holds {:?}, the config asks for {:?}", part.tensor, view.shape, squeezed(&wanted));
+                    return Err(Error::new(Kind::Mismatch, text).named(&part.tensor));
+                }
+                view.dtype
+            }
+        };
+        match spec.role {
+            Role::Matrix | Role::Experts => {
+                let mut layout = layout_for(dtype, spec.cols, compute).map_err(|e| e.context(&part.tensor).named(&part.tensor))?;
+                if matches!(part.pick, Pick::Transposed { .. }) && layout.is_integer() {
+                    // Scales run along stored rows, which a transposed part crosses.
+                    layout = Layout::Bf16;
+                }
+                if Packed::bytes(layout, part.rows, spec.cols).is_none() {
+                    bail!(TooLarge, "{}: [{}, {}] does not fit {layout:?}", part.tensor, part.rows, spec.cols);
+                }
+                layouts.push(layout);
+            }
+            _ => {
+                if crate::quant::format(dtype).is_none() {
+                    bail!(Unsupported, "{}: element type {dtype} is not decoded by this build", part.tensor);
+                }
+            }
+        }
+    }
+    Ok(layouts)
+}
+
+/// A shape without its dimensions of 1, which change nothing about where elements lie.
+fn squeezed(shape: &[usize]) -> Vec<usize> {
+    shape.iter().copied().filter(|&n| n != 1).collect()
+}
+
+/// How a matrix of `dtype` is packed. Formats that hold exact f32, BF16 or F16 stay what they are; block formats become
+/// integer panels in the fast mode and f32 panels in the exact one.
+pub(super) fn layout_for(dtype: DType, cols: usize, compute: Compute) -> Result<Layout> {
+    match dtype {
+        DType::BF16 => return Ok(Layout::Bf16),
+        DType::F16 => return Ok(Layout::F16),
+        DType::F32 | DType::F64 => return Ok(Layout::F32),
+        _ => {}
+    }
+    let Some(format) = crate::quant::format(dtype).filter(|f| f.unpack.is_some()) else {
+        bail!(Unsupported, "element type {dtype} is not multiplied by this build");
+    };
+    if compute == Compute::F32 || !cols.is_multiple_of(32) {
+        return Ok(Layout::F32);
+    }
+    let min = matches!(dtype, DType::Q4_1 | DType::Q5_1 | DType::Q2K | DType::Q4K | DType::Q5K);
+    let block = format.sub_len;
+    Ok(match format.codes {
+        (0..=15, 0..=15) if min => Layout::I4 { block, min },
+        (-8..=7, -8..=7) if !min => Layout::I4 { block, min },
+        _ => Layout::I8 { block, min },
+    })
+}

@@ -1,0 +1,160 @@
+//! Grouped-query attention (Ainslie et al., 2023) with the variants families differ in: biases, norms on queries and
+//! keys, rotary embedding or none, windows, soft caps, sinks, gates on the output.
+
+use super::{Linear, Mixer, RmsNorm};
+use crate::circuit::Tape;
+use crate::ops::{self, ActMul, Activation, CacheWrite, HeadGate, KvSpec, KvType, Rope, RopeStyle, StateId, Value, WeightId};
+use crate::weights::Declarations;
+
+/// Norm on queries and keys, before the rotation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum QkNorm {
+    /// None.
+    No,
+    /// Over each head (Qwen 3, Gemma 3); the second number is added to the stored weight.
+    PerHead(f32, f32),
+    /// Over all heads at once (OLMo 2).
+    Whole(f32),
+}
+
+/// A gate on the heads' outputs, before the output product; its logits are a product with the layer's input.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum HeadGating {
+    /// None.
+    No,
+    /// One number for each head.
+    PerHead(Activation),
+    /// One for each element.
+    PerElement(Activation),
+}
+
+/// Sizes and switches of an attention layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionDims {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Keys a query sees, itself included.
+    pub window: Option<usize>,
+    /// Bound on the scores.
+    pub softcap: Option<f32>,
+    /// Biases on q, k, v.
+    pub qkv_bias: bool,
+    /// Bias on the output product.
+    pub out_bias: bool,
+    /// Norm on queries and keys.
+    pub qk_norm: QkNorm,
+    /// A learned score for each head that only takes weight away (GPT-OSS).
+    pub sinks: bool,
+    /// Gate on the heads' outputs.
+    pub gating: HeadGating,
+    /// Which rotary table (see [`super::Ropes`]); none leaves positions to the mask.
+    pub rope: Option<usize>,
+    /// Element type of cached keys and values.
+    pub kv_type: KvType,
+}
+
+/// One attention layer.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    dims: AttentionDims,
+    qkv: Linear,
+    norms: Option<(RmsNorm, RmsNorm)>,
+    sinks: Option<WeightId>,
+    gate: Option<Linear>,
+    out: Linear,
+    state: StateId,
+    spec: KvSpec,
+}
+
+impl Attention {
+    /// Tensors `<name>.q_proj`, `k_proj`, `v_proj`, `o_proj`, and `q_norm`, `k_norm`, `sinks`, `g_proj` where asked for.
+    pub fn new(d: &mut Declarations, name: &str, dims: AttentionDims) -> Attention {
+        let (q, kv) = (dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim);
+        let part = |p: &str| format!("{name}.{p}_proj");
+        let parts = [(&*part("q"), q), (&*part("k"), kv), (&*part("v"), kv)];
+        let qkv = Linear::stacked(d, &format!("{name}.qkv"), &parts, dims.hidden, dims.qkv_bias);
+        Attention::with_qkv(d, name, dims, qkv)
+    }
+
+    /// As [`Attention::new`] with q, k and v stored as one tensor `<name>.qkv_proj` (Phi-3).
+    pub fn fused(d: &mut Declarations, name: &str, dims: AttentionDims) -> Attention {
+        let rows = (dims.heads + 2 * dims.kv_heads) * dims.head_dim;
+        let qkv = Linear::new(d, &format!("{name}.qkv_proj"), rows, dims.hidden, dims.qkv_bias);
+        Attention::with_qkv(d, name, dims, qkv)
+    }
+
+    fn with_qkv(d: &mut Declarations, name: &str, dims: AttentionDims, qkv: Linear) -> Attention {
+        let (q, kv) = (dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim);
+        let (q_norm, k_norm) = (format!("{name}.q_norm"), format!("{name}.k_norm"));
+        let norms = match dims.qk_norm {
+            QkNorm::No => None,
+            QkNorm::PerHead(eps, add) => {
+                Some((RmsNorm::per_head(d, &q_norm, dims.head_dim, eps, add), RmsNorm::per_head(d, &k_norm, dims.head_dim, eps, add)))
+            }
+            QkNorm::Whole(eps) => Some((RmsNorm::new(d, &q_norm, q, eps, 0.0), RmsNorm::new(d, &k_norm, kv, eps, 0.0))),
+        };
+        let sinks = dims.sinks.then(|| d.vector(&format!("{name}.sinks"), dims.heads, 0.0));
+        let gates = match dims.gating {
+            HeadGating::No => None,
+            HeadGating::PerHead(_) => Some(dims.heads),
+            HeadGating::PerElement(_) => Some(q),
+        };
+        let gate = gates.map(|n| Linear::new(d, &format!("{name}.g_proj"), n, dims.hidden, false));
+        let out = Linear::new(d, &format!("{name}.o_proj"), dims.hidden, q, dims.out_bias);
+        let spec = KvSpec { heads: dims.kv_heads, key_dim: dims.head_dim, value_dim: dims.head_dim, dtype: dims.kv_type };
+        Attention { dims, qkv, norms, sinks, gate, out, state: d.kv(spec), spec }
+    }
+
+    /// Records the layer; `ropes` are the tables of this circuit.
+    pub fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value {
+        let d = &self.dims;
+        let (q_width, kv_width) = (d.heads * d.head_dim, d.kv_heads * d.head_dim);
+        let qkv = self.qkv.record(t, x);
+        let mut q = t.slice(qkv, 0, q_width);
+        let mut k = t.slice(qkv, q_width, kv_width);
+        let v = t.slice(qkv, q_width + kv_width, kv_width);
+        if let Some((q_norm, k_norm)) = &self.norms {
+            q = q_norm.record(t, q);
+            k = k_norm.record(t, k);
+        }
+        if let Some(rope) = d.rope {
+            let mut turn = |x| t.op(Rope { x, table: ropes[rope], head_dim: d.head_dim, style: RopeStyle::Halves, y: Value::NONE });
+            q = turn(q);
+            k = turn(k);
+        }
+        t.record(CacheWrite { k, v, state: self.state, spec: self.spec });
+        let mut a = t.op(ops::Attention {
+            q,
+            state: self.state,
+            spec: self.spec,
+            heads: d.heads,
+            scale: d.scale,
+            window: d.window,
+            softcap: d.softcap,
+            sinks: self.sinks,
+            y: Value::NONE,
+        });
+        if let Some(gate) = self.gate.as_ref().map(|gate| gate.record(t, x)) {
+            a = match d.gating {
+                HeadGating::No => a,
+                HeadGating::PerHead(act) => t.op(HeadGate { act, gate, x: a, y: Value::NONE }),
+                HeadGating::PerElement(act) => t.op(ActMul { act, gate, up: a, y: Value::NONE }),
+            };
+        }
+        self.out.record(t, a)
+    }
+}
+
+impl Mixer for Attention {
+    fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value {
+        Attention::record(self, t, x, ropes)
+    }
+}

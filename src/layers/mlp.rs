@@ -1,0 +1,46 @@
+//! Feed-forward with a gate: `down(act(gate x) * (up x))` (Shazeer, 2020).
+
+use super::{FeedForward, Linear};
+use crate::circuit::Tape;
+use crate::ops::{ActMul, Activation, Value};
+use crate::weights::Declarations;
+
+/// Gate and up as one product, then down.
+#[derive(Clone, Debug)]
+pub struct GatedMlp {
+    gate_up: Linear,
+    down: Linear,
+    act: Activation,
+    inner: usize,
+}
+
+impl GatedMlp {
+    /// Tensors `<name>.gate_proj`, `up_proj`, `down_proj`.
+    pub fn new(d: &mut Declarations, name: &str, hidden: usize, inner: usize, act: Activation, bias: bool) -> GatedMlp {
+        let (gate, up) = (format!("{name}.gate_proj"), format!("{name}.up_proj"));
+        let gate_up = Linear::stacked(d, &format!("{name}.gate_up"), &[(&gate, inner), (&up, inner)], hidden, bias);
+        let down = Linear::new(d, &format!("{name}.down_proj"), hidden, inner, bias);
+        GatedMlp { gate_up, down, act, inner }
+    }
+
+    /// Gate and up stored as one tensor `<name>.gate_up_proj` (Phi-3).
+    pub fn fused(d: &mut Declarations, name: &str, hidden: usize, inner: usize, act: Activation) -> GatedMlp {
+        let gate_up = Linear::new(d, &format!("{name}.gate_up_proj"), 2 * inner, hidden, false);
+        let down = Linear::new(d, &format!("{name}.down_proj"), hidden, inner, false);
+        GatedMlp { gate_up, down, act, inner }
+    }
+
+    /// Records the block.
+    pub fn record(&self, t: &mut Tape<'_>, x: Value) -> Value {
+        let h = self.gate_up.record(t, x);
+        let (gate, up) = (t.slice(h, 0, self.inner), t.slice(h, self.inner, self.inner));
+        let h = t.op(ActMul { act: self.act, gate, up, y: Value::NONE });
+        self.down.record(t, h)
+    }
+}
+
+impl FeedForward for GatedMlp {
+    fn record(&self, t: &mut Tape<'_>, x: Value) -> Value {
+        GatedMlp::record(self, t, x)
+    }
+}

@@ -1,0 +1,30 @@
+//! RMS norm with a weight.
+
+use crate::circuit::Tape;
+use crate::ops::{self, NormKind, Value, WeightId};
+use crate::weights::Declarations;
+
+/// `x / sqrt(mean(x^2) + eps) * w`, over the row or over each head of it.
+#[derive(Clone, Debug)]
+pub struct RmsNorm {
+    weight: WeightId,
+    eps: f32,
+    group: usize,
+}
+
+impl RmsNorm {
+    /// Over the whole row; `add` is 1 where the checkpoint stores `w` and means `1 + w`.
+    pub fn new(d: &mut Declarations, name: &str, width: usize, eps: f32, add: f32) -> RmsNorm {
+        RmsNorm { weight: d.vector(&format!("{name}.weight"), width, add), eps, group: 0 }
+    }
+
+    /// Over each head of `head_dim` elements, all heads with one weight.
+    pub fn per_head(d: &mut Declarations, name: &str, head_dim: usize, eps: f32, add: f32) -> RmsNorm {
+        RmsNorm { group: head_dim, ..RmsNorm::new(d, name, head_dim, eps, add) }
+    }
+
+    /// Records the norm.
+    pub fn record(&self, t: &mut Tape<'_>, x: Value) -> Value {
+        t.op(ops::Norm { kind: NormKind::Rms, x, weight: Some(self.weight), bias: None, group: self.group, eps: self.eps, y: Value::NONE })
+    }
+}

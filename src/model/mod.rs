@@ -1,0 +1,66 @@
+//! Models: what a family builds from a config, small enough to hold in the head: record, state needs, facts.
+
+mod decoder;
+
+pub use decoder::{Decoder, Head};
+
+use crate::circuit::Tape;
+use crate::error::Result;
+use crate::layers::{Block, Config, FeedForward, Mixer};
+use crate::ops::{KvType, Value};
+use crate::weights::{Checkpoint, Declarations};
+
+/// Numbers every host asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dims {
+    /// Tokens the embedding knows.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Longest sequence the model was made for.
+    pub context: usize,
+}
+
+/// A model: records its circuit.
+pub trait Model: Send + Sync {
+    /// Vocabulary, width, layers, context.
+    fn dims(&self) -> &Dims;
+
+    /// Records one step and returns the logits: of each sequence's last row, or of every row (`Tape::all_logits`).
+    fn record(&self, t: &mut Tape<'_>) -> Value;
+}
+
+/// A layer of a decoder.
+pub trait TransformerLayer: Send + Sync {
+    /// Records the layer; `ropes` are the tables of this circuit.
+    fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value;
+}
+
+impl<A: Mixer, M: FeedForward> TransformerLayer for Block<A, M> {
+    fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value {
+        Block::record(self, t, x, ropes)
+    }
+}
+
+/// What a family is told besides its config.
+#[derive(Clone, Copy)]
+pub struct Build<'a> {
+    /// Longest sequence to be run.
+    pub context: usize,
+    /// Element type of cached keys and values.
+    pub kv_type: KvType,
+    /// For the few layouts that only the tensors tell apart; without tensors where weights are made up.
+    pub checkpoint: &'a Checkpoint,
+}
+
+impl Build<'_> {
+    /// The shape of a stored tensor.
+    pub fn shape(&self, tensor: &str) -> Option<Vec<usize>> {
+        self.checkpoint.tensor(tensor).map(|view| view.shape)
+    }
+}
+
+/// Turns a config into a model, declaring its weights: one for each family.
+pub type ModelWeightLoader = fn(&Config<'_>, &Build<'_>, &mut Declarations) -> Result<Box<dyn Model>>;

@@ -1,0 +1,196 @@
+//! Gated activations: `act(gate) * up` (SwiGLU and its kin; Shazeer, 2020), with bounds and offsets where a family has them.
+#![allow(unsafe_code)] // pieces of outputs, disjoint by `Turn::each`
+
+use super::{Frame, Op, Port, Shape, Shapes, Turn, Value};
+use crate::error::Result;
+use crate::{ensure, op_common};
+
+/// The activation of the gate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`.
+    GeluTanh,
+    /// `x * Phi(x)`.
+    Gelu,
+    /// `max(x, 0)^2`.
+    Relu2,
+    /// `1 / (1 + exp(-x))`: output gates.
+    Sigmoid,
+    /// `ln(1 + exp(x))`: output gates.
+    Softplus,
+    /// Silu between bounds: the gate is at most `limit`, `up` lies in `-limit ..= limit` (DeepSeek V4).
+    ClampedSilu {
+        /// The bound.
+        limit: f32,
+    },
+    /// `(up + 1) * gate * sigmoid(alpha * gate)` between the same bounds (GPT-OSS).
+    SwigluOai {
+        /// Steepness of the sigmoid.
+        alpha: f32,
+        /// The bound.
+        limit: f32,
+    },
+}
+
+impl Activation {
+    /// The definition.
+    pub fn of(self, x: f64) -> f64 {
+        match self {
+            Activation::Silu => x / (1.0 + (-x).exp()),
+            Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
+            Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+            Activation::Relu2 => x.max(0.0) * x.max(0.0),
+            Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+            Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
+            Activation::ClampedSilu { limit } => Activation::Silu.of(below(x, limit)),
+            Activation::SwigluOai { alpha, limit } => {
+                let x = below(x, limit);
+                x / (1.0 + (-f64::from(alpha) * x).exp())
+            }
+        }
+    }
+
+    /// The definition with its other factor: `act(gate) * up`, where bounds and offsets on `up` are part of some.
+    pub fn gated(self, gate: f64, up: f64) -> f64 {
+        let within = |limit: f32| -below(-below(up, limit), limit);
+        match self {
+            Activation::ClampedSilu { limit } => self.of(gate) * within(limit),
+            Activation::SwigluOai { limit, .. } => self.of(gate) * (within(limit) + 1.0),
+            _ => self.of(gate) * up,
+        }
+    }
+}
+
+/// At most `limit`; what is not a number stays so.
+fn below(x: f64, limit: f32) -> f64 {
+    if x > f64::from(limit) { f64::from(limit) } else { x }
+}
+
+/// Error function by its series (|x| < 3) or continued fraction, to about 1e-15.
+fn erf(x: f64) -> f64 {
+    let a = x.abs();
+    if a < 3.0 {
+        let (mut term, mut sum) = (a, a);
+        for n in 1..80 {
+            let n = f64::from(n);
+            term *= -a * a / n;
+            sum += term / (2.0 * n + 1.0);
+        }
+        (sum * 2.0 / std::f64::consts::PI.sqrt()).copysign(x)
+    } else {
+        let mut f = 0.0;
+        for n in (1..60).rev() {
+            f = f64::from(n) / 2.0 / (a + f);
+        }
+        (1.0 - (-a * a).exp() / ((a + f) * std::f64::consts::PI.sqrt())).copysign(x)
+    }
+}
+
+/// `y = act(gate) * up`; without `up`, `y = act(gate)`.
+#[derive(Clone, Debug)]
+pub struct ActMul {
+    /// The gate's activation.
+    pub act: Activation,
+    /// `[rows, width]`.
+    pub gate: Value,
+    /// `[rows, width]`, or none.
+    pub up: Value,
+    /// `[rows, width]`.
+    pub y: Value,
+}
+
+/// Columns in a chunk: enough to be worth sharing when one row is wide.
+const COLUMNS: usize = 1024;
+
+impl Op for ActMul {
+    op_common!("act_mul");
+
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        let mut ports = vec![(Port::In, &mut self.gate)];
+        if self.up.is_some() {
+            ports.push((Port::In, &mut self.up));
+        }
+        ports.push((Port::Out, &mut self.y));
+        ports
+    }
+
+    fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
+        let gate = shapes.value(self.gate);
+        if self.up.is_some() {
+            let up = shapes.value(self.up);
+            ensure!(gate.rows == up.rows && gate.width == up.width, Internal, "act_mul: {gate:?} and {up:?} differ");
+        }
+        Ok(vec![Shape::f32(gate.rows, gate.width)])
+    }
+
+    fn solo(&self, frame: &Frame<'_>) -> bool {
+        frame.rows(self.y) * frame.slot(self.y).width.div_ceil(COLUMNS) <= 1
+    }
+
+    fn scalar(&self, frame: &Frame<'_>) {
+        let y = frame.output(self.y);
+        for row in 0..y.rows() {
+            let gate = frame.row(self.gate, row);
+            // SAFETY: alone.
+            for (i, y) in unsafe { y.row(row) }.iter_mut().enumerate() {
+                let gate = f64::from(gate[i]);
+                *y = match self.up.is_some() {
+                    true => self.act.gated(gate, f64::from(frame.row(self.up, row)[i])),
+                    false => self.act.of(gate),
+                } as f32;
+            }
+        }
+    }
+
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
+        let y = frame.output(self.y);
+        let pieces = y.width().div_ceil(COLUMNS);
+        turn.each(y.rows() * pieces, 1, |range| {
+            for item in range {
+                let (row, start) = (item / pieces, item % pieces * COLUMNS);
+                let cols = start..(start + COLUMNS).min(y.width());
+                let gate = &frame.row(self.gate, row)[cols.clone()];
+                let up = self.up.is_some().then(|| &frame.row(self.up, row)[cols.clone()]);
+                // SAFETY: `each` gives an item, and so a piece, to one worker.
+                let y = unsafe { y.piece(row, cols) };
+                match (self.act, up) {
+                    (Activation::Silu, Some(up)) => frame.simd.silu_mul(gate, up, y),
+                    (Activation::GeluTanh, Some(up)) => frame.simd.gelu_tanh_mul(gate, up, y),
+                    (act, Some(up)) => {
+                        for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+                            *y = act.gated(f64::from(*gate), f64::from(*up)) as f32;
+                        }
+                    }
+                    (act, None) => y.iter_mut().zip(gate).for_each(|(y, gate)| *y = act.of(f64::from(*gate)) as f32),
+                }
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gelu_meets_tabulated_values() {
+        // erf(0.5), erf(1), erf(3.5) from Abramowitz and Stegun, table 7.1 and asymptotics.
+        for (x, e) in [(0.5, 0.520_499_877_813_046_5), (1.0, 0.842_700_792_949_714_9), (3.5, 0.999_999_256_901_627_7), (-1.0, -0.842_700_792_949_714_9)] {
+            assert!((erf(x) - e).abs() < 1e-14, "erf({x}) = {}", erf(x));
+        }
+    }
+}
+
+// TEMPORARY until the backend's vector kernels land.
+impl crate::backend::cpu::simd::Table {
+    pub fn rms_norm_row(&self, x: &[f32], w: Option<&[f32]>, eps: f32, y: &mut [f32]) {
+        let mut l = [0f32; 16];
+        for c in x.chunks(16) { for (l, v) in l.iter_mut().zip(c) { *l += v * v; } }
+        let f = 1.0 / (l.iter().sum::<f32>() / x.len() as f32 + eps).sqrt();
+        for i in 0..x.len() { y[i] = x[i] * f * w.map_or(1.0, |w| w[i]); }
+    }
+    pub fn silu_mul(&self, g: &[f32], u: &[f32], y: &mut [f32]) { for i in 0..y.len() { y[i] = g[i] / (1.0 + (-g[i]).exp()) * u[i]; } }
+    pub fn gelu_tanh_mul(&self, g: &[f32], u: &[f32], y: &mut [f32]) { for i in 0..y.len() { y[i] = (Activation::GeluTanh.of(f64::from(g[i])) as f32) * u[i]; } }
+}

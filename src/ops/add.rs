@@ -1,0 +1,120 @@
+//! Sum of two values, alone or with the norm that follows it.
+#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
+
+use super::{Frame, Norm, NormKind, Op, Port, Shape, Shapes, Turn, Value, WeightId, row_grain};
+use crate::error::Result;
+use crate::{ensure, op_common};
+
+/// `y = a + b`.
+#[derive(Clone, Debug)]
+pub struct Add {
+    /// `[rows, width]`.
+    pub a: Value,
+    /// `[rows, width]`.
+    pub b: Value,
+    /// `[rows, width]`.
+    pub y: Value,
+}
+
+fn add_row(a: &[f32], b: &[f32], y: &mut [f32]) {
+    for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
+        *y = a + b;
+    }
+}
+
+impl Op for Add {
+    op_common!("add");
+
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        vec![(Port::In, &mut self.a), (Port::In, &mut self.b), (Port::Out, &mut self.y)]
+    }
+
+    fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
+        let (a, b) = (shapes.value(self.a), shapes.value(self.b));
+        ensure!(a.rows == b.rows && a.width == b.width, Internal, "add: {a:?} and {b:?} differ");
+        Ok(vec![Shape::f32(a.rows, a.width)])
+    }
+
+    fn solo(&self, frame: &Frame<'_>) -> bool {
+        frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
+    }
+
+    fn scalar(&self, frame: &Frame<'_>) {
+        let y = frame.output(self.y);
+        for row in 0..y.rows() {
+            // SAFETY: alone.
+            add_row(frame.row(self.a, row), frame.row(self.b, row), unsafe { y.row(row) });
+        }
+    }
+
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
+        let y = frame.output(self.y);
+        turn.each_row(y.rows(), y.width(), |row| {
+            // SAFETY: `each_row` gives a row to one worker.
+            add_row(frame.row(self.a, row), frame.row(self.b, row), unsafe { y.row(row) });
+        });
+    }
+}
+
+/// `sum = a + b; y = norm(sum)`: the residual stream and what the next block reads. Exact fusion of [`Add`] and an
+/// RMS [`Norm`] over the whole row.
+#[derive(Clone, Debug)]
+pub struct AddNorm {
+    /// `[rows, width]`.
+    pub a: Value,
+    /// `[rows, width]`.
+    pub b: Value,
+    /// `[width]`.
+    pub weight: WeightId,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// `[rows, width]`.
+    pub sum: Value,
+    /// `[rows, width]`.
+    pub y: Value,
+}
+
+impl AddNorm {
+    fn norm(&self) -> Norm {
+        Norm { kind: NormKind::Rms, x: self.sum, weight: Some(self.weight), bias: None, group: 0, eps: self.eps, y: self.y }
+    }
+}
+
+impl Op for AddNorm {
+    op_common!("add_norm");
+
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        vec![(Port::In, &mut self.a), (Port::In, &mut self.b), (Port::Out, &mut self.sum), (Port::Out, &mut self.y)]
+    }
+
+    fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
+        let (a, b) = (shapes.value(self.a), shapes.value(self.b));
+        ensure!(a.rows == b.rows && a.width == b.width, Internal, "add_norm: {a:?} and {b:?} differ");
+        ensure!(shapes.weight(self.weight).1 == a.width, Internal, "add_norm: weight {:?}, row of {}", shapes.weight(self.weight), a.width);
+        Ok(vec![Shape::f32(a.rows, a.width); 2])
+    }
+
+    fn solo(&self, frame: &Frame<'_>) -> bool {
+        frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
+    }
+
+    fn scalar(&self, frame: &Frame<'_>) {
+        let sum = frame.output(self.sum);
+        for row in 0..sum.rows() {
+            // SAFETY: alone.
+            add_row(frame.row(self.a, row), frame.row(self.b, row), unsafe { sum.row(row) });
+        }
+        self.norm().scalar(frame);
+    }
+
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
+        let (sum, y) = (frame.output(self.sum), frame.output(self.y));
+        let weight = frame.weight(self.weight).vector();
+        turn.each_row(y.rows(), y.width(), |row| {
+            // SAFETY: `each_row` gives a row to one worker; the two outputs do not overlap.
+            let (sum, y) = unsafe { (sum.row(row), y.row(row)) };
+            add_row(frame.row(self.a, row), frame.row(self.b, row), sum);
+            frame.simd.rms_norm_row(sum, Some(weight), self.eps, y);
+        });
+    }
+}

@@ -1,0 +1,251 @@
+//! Attention over paged keys and values: the cache write, and softmax(q k^T) v with windows, soft caps and sinks.
+//!
+//! Every query row has one order of work: pages ascending from position 0 (or the window's first page), sixteen
+//! positions at a time, with a running maximum (online softmax; Milakov and Gimelshein, 2018). Which rows share a
+//! pass over the pages does not enter the result, so a prompt split any way gives the same bits.
+#![allow(unsafe_code)] // pages and rows of outputs, disjoint by segment, head and row
+
+use super::{Frame, KvPages, KvSpec, KvType, Op, PAGE, Port, Shape, Shapes, StateId, Turn, Value, WeightId};
+use crate::error::Result;
+use crate::{ensure, op_common};
+use half::f16;
+
+/// Appends keys and values of the batch's rows to the pages of their sequences.
+#[derive(Clone, Debug)]
+pub struct CacheWrite {
+    /// `[rows, kv_heads * key_dim]`.
+    pub k: Value,
+    /// `[rows, kv_heads * value_dim]`.
+    pub v: Value,
+    /// The layer's pages.
+    pub state: StateId,
+    /// Their dims.
+    pub spec: KvSpec,
+}
+
+impl CacheWrite {
+    fn row(&self, frame: &Frame<'_>, segment: usize, row: usize) {
+        let position = frame.batch.positions[row] as usize;
+        let page = frame.pages(segment, self.state).page(position / PAGE);
+        let at = position % PAGE;
+        let (k, v, spec) = (frame.row(self.k, row), frame.row(self.v, row), &self.spec);
+        for head in 0..spec.heads {
+            let keys = spec.key_at(head) + at / 16 * 16 * spec.key_dim + at % 16;
+            for (d, &x) in k[head * spec.key_dim..][..spec.key_dim].iter().enumerate() {
+                // SAFETY: the page has `page_bytes`; this position's elements belong to this row alone.
+                unsafe { store(page, keys + d * 16, spec.dtype, x) };
+            }
+            let values = spec.value_at(head) + at * spec.value_dim;
+            for (d, &x) in v[head * spec.value_dim..][..spec.value_dim].iter().enumerate() {
+                // SAFETY: as above.
+                unsafe { store(page, values + d, spec.dtype, x) };
+            }
+        }
+    }
+
+    fn rows(&self, frame: &Frame<'_>, range: std::ops::Range<usize>) {
+        for (index, segment) in frame.batch.segments.iter().enumerate() {
+            for row in range.start.max(segment.rows.start)..range.end.min(segment.rows.end) {
+                self.row(frame, index, row);
+            }
+        }
+    }
+}
+
+/// Writes element `at` of a page.
+///
+/// # Safety
+/// `at` is inside the page, and nobody else touches that element now.
+unsafe fn store(page: *mut u8, at: usize, dtype: KvType, x: f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            KvType::F32 => page.cast::<f32>().add(at).write(x),
+            KvType::F16 => page.cast::<f16>().add(at).write(f16::from_f32(x)),
+        }
+    }
+}
+
+/// Reads element `at` of a page.
+///
+/// # Safety
+/// `at` is inside the page, and nobody writes that element now.
+unsafe fn load(page: *const u8, at: usize, dtype: KvType) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            KvType::F32 => page.cast::<f32>().add(at).read(),
+            KvType::F16 => page.cast::<f16>().add(at).read().to_f32(),
+        }
+    }
+}
+
+impl Op for CacheWrite {
+    op_common!("cache_write");
+
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        vec![(Port::In, &mut self.k), (Port::In, &mut self.v)]
+    }
+
+    fn states(&self) -> Vec<(Port, StateId)> {
+        vec![(Port::Out, self.state)]
+    }
+
+    fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
+        let (k, v, spec) = (shapes.value(self.k), shapes.value(self.v), &self.spec);
+        ensure!(
+            k.width == spec.heads * spec.key_dim && v.width == spec.heads * spec.value_dim && *spec == shapes.kv(self.state),
+            Internal,
+            "cache_write: {k:?} and {v:?} for {spec:?}"
+        );
+        Ok(Vec::new())
+    }
+
+    fn solo(&self, frame: &Frame<'_>) -> bool {
+        frame.batch.tokens.len() <= 2
+    }
+
+    fn scalar(&self, frame: &Frame<'_>) {
+        self.rows(frame, 0..frame.batch.tokens.len());
+    }
+
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
+        turn.each(frame.batch.tokens.len(), 2, |range| self.rows(frame, range));
+    }
+}
+
+/// `y = softmax(mask(softcap(scale * q k^T))) v`, causal; query heads share key/value heads in order.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    /// `[rows, heads * key_dim]`.
+    pub q: Value,
+    /// The layer's pages; this batch's rows are in them already.
+    pub state: StateId,
+    /// Their dims.
+    pub spec: KvSpec,
+    /// Query heads.
+    pub heads: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// A query at `p` sees keys at `p - window + 1 ..= p`; none means from 0.
+    pub window: Option<usize>,
+    /// `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// `[heads]`: a score for a key without value, which only takes weight away (GPT-OSS).
+    pub sinks: Option<WeightId>,
+    /// `[rows, heads * value_dim]`.
+    pub y: Value,
+}
+
+/// Query rows that share a pass over the pages.
+const ROWS: usize = 8;
+
+impl Attention {
+    fn group(&self) -> usize {
+        self.heads / self.spec.heads
+    }
+
+    /// First position a query at `position` sees.
+    fn first(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
+    /// One query, as written in the papers, in f64.
+    fn scalar_query(&self, frame: &Frame<'_>, pages: &KvPages, row: usize, head: usize, y: &mut [f32]) {
+        let (spec, kv_head) = (&self.spec, head / self.group());
+        let q = &frame.row(self.q, row)[head * spec.key_dim..][..spec.key_dim];
+        let position = frame.batch.positions[row] as usize;
+        let first = self.first(position);
+        let mut scores: Vec<f64> = (first..=position)
+            .map(|p| {
+                let page = pages.page(p / PAGE);
+                let base = spec.key_at(kv_head) + p % PAGE / 16 * 16 * spec.key_dim + p % 16;
+                // SAFETY: inside the page; written before this operation.
+                let dot: f64 = (0..spec.key_dim).map(|d| f64::from(q[d]) * f64::from(unsafe { load(page, base + d * 16, spec.dtype) })).sum();
+                let score = dot * f64::from(self.scale);
+                self.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+            })
+            .collect();
+        let sink = self.sinks.map(|id| f64::from(frame.weight(id).vector()[head]));
+        let most = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+        scores.iter_mut().for_each(|s| *s = (*s - most).exp());
+        let total: f64 = scores.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - most).exp());
+        for (d, y) in y.iter_mut().enumerate() {
+            let at = |p: usize| spec.value_at(kv_head) + p % PAGE * spec.value_dim + d;
+            *y = scores
+                .iter()
+                .enumerate()
+                .map(|(i, s)| {
+                    let p = first + i;
+                    // SAFETY: as above.
+                    s / total * f64::from(unsafe { load(pages.page(p / PAGE), at(p), spec.dtype) })
+                })
+                .sum::<f64>() as f32;
+        }
+    }
+}
+
+impl Op for Attention {
+    op_common!("attention");
+
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        vec![(Port::In, &mut self.q), (Port::Out, &mut self.y)]
+    }
+
+    fn states(&self) -> Vec<(Port, StateId)> {
+        vec![(Port::In, self.state)]
+    }
+
+    fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
+        let (q, spec) = (shapes.value(self.q), &self.spec);
+        ensure!(q.width == self.heads * spec.key_dim, Internal, "attention: {q:?} for {} heads of {}", self.heads, spec.key_dim);
+        ensure!(self.heads.is_multiple_of(spec.heads), Unsupported, "attention: {} query heads over {} key/value heads", self.heads, spec.heads);
+        ensure!(self.window != Some(0), Unsupported, "attention: a window of 0 sees nothing");
+        Ok(vec![Shape::f32(q.rows, self.heads * spec.value_dim)])
+    }
+
+    fn scalar(&self, frame: &Frame<'_>) {
+        let y = frame.output(self.y);
+        for (index, segment) in frame.batch.segments.iter().enumerate() {
+            let pages = frame.pages(index, self.state);
+            for row in segment.rows.clone() {
+                for head in 0..self.heads {
+                    // SAFETY: alone.
+                    let y = unsafe { y.piece(row, head * self.spec.value_dim..(head + 1) * self.spec.value_dim) };
+                    self.scalar_query(frame, &pages, row, head, y);
+                }
+            }
+        }
+    }
+
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
+        // An item is a query head and up to ROWS rows of one segment.
+        let blocks = |s: &super::Segment| s.rows.len().div_ceil(ROWS);
+        let total: usize = frame.batch.segments.iter().map(blocks).sum::<usize>() * self.heads;
+        turn.worker.each(turn.counter, total, 1, |range| {
+            for item in range {
+                let (mut block, head) = (item / self.heads, item % self.heads);
+                for (index, segment) in frame.batch.segments.iter().enumerate() {
+                    if block < blocks(segment) {
+                        let start = segment.rows.start + block * ROWS;
+                        let rows = start..(start + ROWS).min(segment.rows.end);
+                        attend(self, frame, &frame.pages(index, self.state), rows, head);
+                        break;
+                    }
+                    block -= blocks(segment);
+                }
+            }
+        });
+    }
+}
+
+/// The queries of `rows` (one segment, one head) in one pass over the pages.
+fn attend(op: &Attention, frame: &Frame<'_>, pages: &KvPages, rows: std::ops::Range<usize>, head: usize) {
+    // First correct form; the SIMD table's takes its place.
+    let y = frame.output(op.y);
+    for row in rows {
+        // SAFETY: this row and head belong to this item.
+        let y = unsafe { y.piece(row, head * op.spec.value_dim..(head + 1) * op.spec.value_dim) };
+        op.scalar_query(frame, pages, row, head, y);
+    }
+}

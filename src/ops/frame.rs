@@ -1,0 +1,392 @@
+//! What an operation sees while it runs: its values' memory, the batch, the weights, the sequences' states.
+//!
+//! The typed views here are where raw workspace memory becomes slices. They rest on two facts that the circuit's
+//! layout guarantees: an operation's outputs overlap none of its inputs, and `Turn::each` hands every chunk to one worker.
+#![allow(unsafe_code)]
+
+use super::{Kind, Rows, StateId, Value, WeightId};
+use crate::backend::cpu::activations::{Activations, Q8_BLOCK, Q8Block};
+use crate::backend::cpu::pack::Packed;
+use crate::backend::cpu::simd::Table;
+use crate::quant;
+use crate::tensor::DType;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Positions in a page of the key/value cache.
+pub const PAGE: usize = 32;
+
+/// Element type of cached keys and values.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum KvType {
+    /// Exact.
+    F32,
+    /// Half the bytes; rounded to nearest.
+    F16,
+}
+
+impl KvType {
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            KvType::F32 => 4,
+            KvType::F16 => 2,
+        }
+    }
+}
+
+/// Dims of one layer's key/value pages.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct KvSpec {
+    /// Key/value heads.
+    pub heads: usize,
+    /// Elements of a key.
+    pub key_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+    /// Element type.
+    pub dtype: KvType,
+}
+
+impl KvSpec {
+    /// Bytes of a page: for each head `PAGE` keys as `[PAGE/16][key_dim][16]` (lane = position, so that a query meets
+    /// sixteen keys without a horizontal sum), then for each head `PAGE` values as `[PAGE][value_dim]`.
+    pub const fn page_bytes(&self) -> usize {
+        self.heads * PAGE * (self.key_dim + self.value_dim) * self.dtype.bytes()
+    }
+
+    /// Element index of head `head`'s keys in a page.
+    pub const fn key_at(&self, head: usize) -> usize {
+        head * PAGE * self.key_dim
+    }
+
+    /// Element index of head `head`'s values in a page.
+    pub const fn value_at(&self, head: usize) -> usize {
+        self.heads * PAGE * self.key_dim + head * PAGE * self.value_dim
+    }
+}
+
+/// The pages of one layer of one sequence: position `p` lives in page `p / PAGE`.
+#[derive(Clone, Copy, Debug)]
+pub struct KvPages {
+    pages: *const *mut u8,
+    count: usize,
+}
+
+// SAFETY: the pointer is only followed through `Frame`, inside a run whose sequences are exclusively borrowed.
+unsafe impl Send for KvPages {}
+// SAFETY: as above; writers of a page are disjoint by head and position.
+unsafe impl Sync for KvPages {}
+
+impl KvPages {
+    /// Borrows a sequence's page pointers; they must outlive the run.
+    pub fn new(pages: &[*mut u8]) -> KvPages {
+        KvPages { pages: pages.as_ptr(), count: pages.len() }
+    }
+
+    /// First byte of page `index`.
+    pub fn page(&self, index: usize) -> *mut u8 {
+        assert!(index < self.count, "the scheduler reserved pages for every position of the batch");
+        // SAFETY: `index` is inside the slice `new` borrowed, which outlives the run.
+        unsafe { *self.pages.add(index) }
+    }
+}
+
+/// Consecutive rows of a batch that belong to one sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Rows of the batch.
+    pub rows: Range<usize>,
+    /// Position of the first row in its sequence.
+    pub position: usize,
+}
+
+/// The metadata of one run: which tokens, where they stand, whose states they use.
+#[derive(Default, Debug)]
+pub struct Batch {
+    /// Token of each row.
+    pub tokens: Vec<i32>,
+    /// Position of each row in its sequence.
+    pub positions: Vec<u32>,
+    /// Rows by sequence, in row order.
+    pub segments: Vec<Segment>,
+    /// Key/value pages: `[segment][kv state]`.
+    pub kv: Vec<KvPages>,
+    /// Key/value states of the model: the stride of `kv`.
+    pub kv_states: usize,
+}
+
+impl Batch {
+    /// Rows of a value.
+    pub fn rows(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::All => self.tokens.len(),
+            Rows::Last => self.segments.len(),
+        }
+    }
+}
+
+/// Where a value lies in the workspace.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot {
+    /// Bytes from the workspace's start; a multiple of 64.
+    pub offset: usize,
+    /// Row count, symbolic.
+    pub rows: Rows,
+    /// Elements in a row.
+    pub width: usize,
+    /// Elements from one row to the next; more than `width` where the value is a column range of another.
+    pub stride: usize,
+    /// Kind of element.
+    pub kind: Kind,
+}
+
+/// A matrix `[rows, cols]`, stored as one packed part for each tensor it was put together from (parts may differ in format).
+pub struct Matrix {
+    /// Parts, stacked along the rows.
+    pub parts: Vec<Packed>,
+}
+
+impl Matrix {
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.parts.iter().map(Packed::rows).sum()
+    }
+
+    /// Decodes row `row` into `out`, which has the matrix's width.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        let mut first = 0;
+        for part in &self.parts {
+            if row < first + part.rows() {
+                return part.decode_row(row - first, out).expect("the row is inside, and `out` has the weight's width");
+            }
+            first += part.rows();
+        }
+        panic!("row {row} of a matrix of {first}: tokens are checked against the vocabulary");
+    }
+
+    /// Bytes of memory it holds.
+    pub fn bytes(&self) -> usize {
+        self.parts.iter().map(|p| p.data().len()).sum()
+    }
+}
+
+/// A weight as operations use it.
+pub enum Weight {
+    /// Packed for products; also serves row look-ups.
+    Matrix(Matrix),
+    /// A matrix for each expert, all of one shape.
+    Experts(Vec<Matrix>),
+    /// A vector in f32 (norms, biases, factors).
+    Vector(Vec<f32>),
+    /// Rows as the checkpoint stores them, decoded when looked up (an embedding that is no output matrix).
+    Stored {
+        /// Element type.
+        dtype: DType,
+        /// Elements in a row.
+        cols: usize,
+        /// Rows, one after another.
+        data: StoredRows,
+    },
+}
+
+/// Bytes of stored rows: shared with the mapped file, or owned.
+pub type StoredRows = std::sync::Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+impl Weight {
+    /// The vector, for operations whose check asked for one.
+    pub fn vector(&self) -> &[f32] {
+        match self {
+            Weight::Vector(v) => v,
+            _ => panic!("the tape's check asked for a vector"),
+        }
+    }
+
+    /// The matrix, for operations whose check asked for one.
+    pub fn matrix(&self) -> &Matrix {
+        match self {
+            Weight::Matrix(m) => m,
+            _ => panic!("the tape's check asked for a matrix"),
+        }
+    }
+
+    /// The experts' matrices, for operations whose check asked for them.
+    pub fn experts(&self) -> &[Matrix] {
+        match self {
+            Weight::Experts(experts) => experts,
+            Weight::Matrix(m) => std::slice::from_ref(m),
+            _ => panic!("the tape's check asked for experts"),
+        }
+    }
+
+    /// Decodes row `row` into `out`; experts' rows are counted one expert after the other.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        match self {
+            Weight::Vector(v) => out.copy_from_slice(&v[row * out.len()..][..out.len()]),
+            Weight::Matrix(m) => m.decode_row(row, out),
+            Weight::Experts(experts) => {
+                let rows = experts.first().map_or(1, Matrix::rows).max(1);
+                experts[row / rows].decode_row(row % rows, out);
+            }
+            Weight::Stored { dtype, cols, data } => {
+                let bytes = dtype.bytes(*cols).expect("rows are whole blocks: checked when the weight was made");
+                quant::decode(*dtype, &(**data).as_ref()[row * bytes..][..bytes], out).expect("same");
+            }
+        }
+    }
+
+    /// Bytes of memory it holds (mapped files do not count).
+    pub fn bytes(&self) -> usize {
+        match self {
+            Weight::Matrix(m) => m.bytes(),
+            Weight::Experts(experts) => experts.iter().map(Matrix::bytes).sum(),
+            Weight::Vector(v) => size_of_val(v.as_slice()),
+            Weight::Stored { .. } => 0,
+        }
+    }
+}
+
+/// One run of a program, as its operations see it.
+pub struct Frame<'a> {
+    /// First byte of the workspace.
+    pub(crate) base: *mut u8,
+    /// By value.
+    pub(crate) slots: &'a [Slot],
+    /// The rows.
+    pub batch: &'a Batch,
+    /// By weight.
+    pub weights: &'a [Weight],
+    /// Fast bodies for this processor.
+    pub simd: &'static Table,
+    pub(crate) _workspace: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: the workspace is borrowed exclusively for the run; workers touch disjoint output chunks (module comment).
+unsafe impl Sync for Frame<'_> {}
+
+impl<'a> Frame<'a> {
+    /// Where a value lies.
+    pub fn slot(&self, value: Value) -> Slot {
+        self.slots[value.0 as usize]
+    }
+
+    /// Rows of a value in this batch.
+    pub fn rows(&self, value: Value) -> usize {
+        self.batch.rows(self.slot(value).rows)
+    }
+
+    /// All rows of an input that is no column range of another value.
+    pub fn input(&self, value: Value) -> &'a [f32] {
+        let slot = self.slot(value);
+        debug_assert!(slot.kind == Kind::F32 && slot.stride == slot.width);
+        // SAFETY: layout gave this value `rows * width` floats at `offset`; it was written by an earlier operation.
+        unsafe { std::slice::from_raw_parts(self.base.add(slot.offset).cast(), self.batch.rows(slot.rows) * slot.width) }
+    }
+
+    /// One row of an input.
+    pub fn row(&self, value: Value, row: usize) -> &'a [f32] {
+        let slot = self.slot(value);
+        debug_assert_eq!(slot.kind, Kind::F32);
+        assert!(row < self.batch.rows(slot.rows));
+        // SAFETY: layout gave this value rows of `width` floats, `stride` apart, at `offset`; an earlier operation wrote it.
+        unsafe { std::slice::from_raw_parts(self.base.add(slot.offset).cast::<f32>().add(row * slot.stride), slot.width) }
+    }
+
+    /// The rows of an output, to be written in disjoint pieces.
+    pub fn output(&self, value: Value) -> OutRows<'a> {
+        let slot = self.slot(value);
+        debug_assert_eq!(slot.kind, Kind::F32);
+        // SAFETY: `offset` lies inside the workspace.
+        let base = unsafe { self.base.add(slot.offset).cast() };
+        OutRows { base, rows: self.batch.rows(slot.rows), width: slot.width, stride: slot.stride, _life: PhantomData }
+    }
+
+    /// An 8-bit input.
+    pub fn input_q8(&self, value: Value) -> Activations<'a> {
+        let slot = self.slot(value);
+        debug_assert_eq!(slot.kind, Kind::Q8);
+        let stride = slot.width / Q8_BLOCK;
+        // SAFETY: layout gave this value `rows * width / 32` blocks at `offset` (a multiple of 64); an earlier operation wrote them.
+        let blocks = unsafe { std::slice::from_raw_parts(self.base.add(slot.offset).cast(), self.batch.rows(slot.rows) * stride) };
+        Activations::Q8 { blocks, stride }
+    }
+
+    /// One row of an 8-bit output.
+    ///
+    /// # Safety
+    /// Each row is written by one worker.
+    pub unsafe fn output_q8(&self, value: Value, row: usize) -> &'a mut [Q8Block] {
+        let slot = self.slot(value);
+        debug_assert_eq!(slot.kind, Kind::Q8);
+        assert!(row < self.batch.rows(slot.rows));
+        let blocks = slot.width / Q8_BLOCK;
+        // SAFETY: as `input_q8`; the caller keeps rows apart.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(slot.offset).cast::<Q8Block>().add(row * blocks), blocks) }
+    }
+
+    /// A weight.
+    pub fn weight(&self, id: WeightId) -> &'a Weight {
+        &self.weights[id.0 as usize]
+    }
+
+    /// The key/value pages of a segment's layer.
+    pub fn pages(&self, segment: usize, state: StateId) -> KvPages {
+        self.batch.kv[segment * self.batch.kv_states + state.0 as usize]
+    }
+}
+
+/// The rows of an output value; pieces are handed out by row or by column range.
+#[derive(Clone, Copy)]
+pub struct OutRows<'a> {
+    base: *mut f32,
+    rows: usize,
+    width: usize,
+    stride: usize,
+    _life: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: see the module comment: chunks are disjoint.
+unsafe impl Send for OutRows<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for OutRows<'_> {}
+
+impl<'a> OutRows<'a> {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Elements in a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// One row.
+    ///
+    /// # Safety
+    /// Nobody else holds a piece of this row now: chunks come from `Turn::each`, or the caller is alone.
+    pub unsafe fn row(&self, row: usize) -> &'a mut [f32] {
+        // SAFETY: the caller keeps rows apart.
+        unsafe { self.piece(row, 0..self.width) }
+    }
+
+    /// Columns `cols` of one row.
+    ///
+    /// # Safety
+    /// As [`OutRows::row`], for these columns.
+    pub unsafe fn piece(&self, row: usize, cols: Range<usize>) -> &'a mut [f32] {
+        assert!(row < self.rows && cols.start <= cols.end && cols.end <= self.width);
+        // SAFETY: the piece is inside the value, and disjoint from others by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(row * self.stride + cols.start), cols.len()) }
+    }
+
+    /// First element, for kernels that write a column range of many rows, `stride` apart.
+    pub fn as_mut_ptr(&self) -> *mut f32 {
+        self.base
+    }
+
+    /// Elements from one row to the next.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+}

@@ -1,0 +1,233 @@
+//! Operations: the words a circuit is written in.
+//!
+//! An operation is a struct with named fields: the values it reads and writes, the weights and states it uses, and its
+//! numbers. It checks shapes, has a scalar body (the definition that tests trust) and a body for the CPU's worker
+//! pool. Both bodies see the world through a [`Frame`]. One operation is one file and one line in [`cases`].
+//!
+//! Every value is `[rows, width]`. `rows` stays symbolic until a program runs: all rows of the batch, or one row for
+//! each sequence.
+
+mod act;
+mod add;
+mod attention;
+mod combine;
+mod embed;
+mod expert_linear;
+mod frame;
+mod head_gate;
+mod last_rows;
+mod linear;
+mod norm;
+mod quantize;
+mod rope;
+mod route;
+mod scale;
+mod scratch;
+mod softcap;
+
+
+use crate::backend::cpu::pool::Worker;
+use crate::error::Result;
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+
+pub use act::{ActMul, Activation};
+pub use add::{Add, AddNorm};
+pub use attention::{Attention, CacheWrite};
+pub use combine::Combine;
+pub use embed::Embed;
+pub use expert_linear::ExpertLinear;
+pub use frame::{Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, StoredRows, Weight};
+pub use head_gate::HeadGate;
+pub use last_rows::LastRows;
+pub use linear::Linear;
+pub use norm::{Norm, NormKind};
+pub use quantize::Quantize;
+pub use rope::{Rope, RopeStyle, RopeTable};
+pub use route::{Groups, Route, Scoring};
+pub use scale::Scale;
+pub use softcap::Softcap;
+
+/// A tensor of the circuit, by number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Value(pub u32);
+
+impl Value {
+    /// Not connected: an output before the tape numbers it, or an optional input that is absent.
+    pub const NONE: Value = Value(u32::MAX);
+
+    /// Whether the value is connected.
+    pub fn is_some(self) -> bool {
+        self != Value::NONE
+    }
+}
+
+impl Debug for Value {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_some() { write!(f, "%{}", self.0) } else { f.write_str("-") }
+    }
+}
+
+/// A weight of the model, by its place in the model's declarations.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct WeightId(pub u32);
+
+/// A per-sequence state (a layer's key/value pages, a recurrent slot), by its place in the model's declarations.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct StateId(pub u32);
+
+/// How many rows a value has once a batch is known.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Rows {
+    /// One row for each token of the batch.
+    All,
+    /// One row for each sequence: its last token.
+    Last,
+}
+
+/// What a value's bytes are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    /// f32.
+    F32,
+    /// 8-bit codes with a scale and a sum for each block of 32 (see [`Quantize`]).
+    Q8,
+}
+
+/// Rows, width (elements in a row) and kind of a value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Shape {
+    /// Row count, symbolic.
+    pub rows: Rows,
+    /// Elements in a row.
+    pub width: usize,
+    /// What its bytes are.
+    pub kind: Kind,
+    /// Whether it is a column range of another value (rows are then not next to each other).
+    pub sliced: bool,
+}
+
+impl Shape {
+    /// An f32 value.
+    pub const fn f32(rows: Rows, width: usize) -> Shape {
+        Shape { rows, width, kind: Kind::F32, sliced: false }
+    }
+}
+
+/// Whether an operation reads or writes a value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Port {
+    /// Read.
+    In,
+    /// Written; each value is written by exactly one operation.
+    Out,
+}
+
+/// Shapes known while recording: of values and of weights.
+pub trait Shapes {
+    /// Shape of a value recorded before.
+    fn value(&self, value: Value) -> Shape;
+    /// `[rows, cols]` of a weight, of one expert where it has several; a vector is `[1, len]`.
+    fn weight(&self, weight: WeightId) -> (usize, usize);
+    /// Matrices of a weight: its experts, else 1.
+    fn experts(&self, weight: WeightId) -> usize;
+    /// Dims of a layer's key/value pages.
+    fn kv(&self, state: StateId) -> KvSpec;
+}
+
+/// A product's weight, and its input in both forms; [`crate::circuit`] connects what the weight's format wants.
+pub struct Product<'a> {
+    /// The weight.
+    pub weight: WeightId,
+    /// f32, or none once no part wants it.
+    pub x: &'a mut Value,
+    /// Q8, or none until some part wants it.
+    pub q: &'a mut Value,
+}
+
+/// One operation. Implementations are data; they hold no buffers.
+pub trait Op: Debug + Send + Sync {
+    /// The name, the same in files, kernels, tests and docs.
+    fn name(&self) -> &'static str;
+
+    /// Every connected value with its direction, in order, for the passes over a circuit to read and rewrite.
+    fn ports(&mut self) -> Vec<(Port, &mut Value)>;
+
+    /// States it touches, for the order of operations (key/value pages, recurrent slots).
+    fn states(&self) -> Vec<(Port, StateId)> {
+        Vec::new()
+    }
+
+    /// For a product with a weight: what the pass that picks formats connects.
+    fn product(&mut self) -> Option<Product<'_>> {
+        None
+    }
+
+    /// Whether this batch's work all falls to the first worker, so that neighbours of the same kind need no barrier.
+    fn solo(&self, _frame: &Frame<'_>) -> bool {
+        false
+    }
+
+    /// Checks the inputs and gives the shape of each output, in port order.
+    fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>>;
+
+    /// The definition: plain loops in the order the mathematics is written, single thread.
+    fn scalar(&self, frame: &Frame<'_>);
+
+    /// The body every worker of the pool runs; workers share the work through `turn`.
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>);
+
+    /// A copy behind a fresh box.
+    fn boxed(&self) -> Box<dyn Op>;
+
+    /// For passes that look for one kind of operation.
+    fn as_any(&self) -> &dyn std::any::Any;
+}
+
+/// The parts of [`Op`] that read alike everywhere.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! op_common {
+    ($name:literal) => {
+        fn name(&self) -> &'static str {
+            $name
+        }
+        fn boxed(&self) -> Box<dyn $crate::ops::Op> {
+            Box::new(self.clone())
+        }
+        fn as_any(&self) -> &dyn std::any::Any {
+            self
+        }
+    };
+}
+
+/// A worker's turn at one operation: the worker, and the counter its operation shares work through.
+pub struct Turn<'a> {
+    /// The worker.
+    pub worker: &'a Worker<'a>,
+    /// Zero when the operation starts; belongs to this operation alone.
+    pub counter: &'a AtomicUsize,
+}
+
+impl Turn<'_> {
+    /// Runs `f` over `0..total` in chunks of `grain`, each chunk on one worker. Work of one chunk stays on the first
+    /// worker: sharing it would cost more than it brings.
+    pub fn each(&self, total: usize, grain: usize, mut f: impl FnMut(Range<usize>)) {
+        if total > grain && self.worker.count() > 1 {
+            self.worker.each(self.counter, total, grain, f);
+        } else if self.worker.index() == 0 && total > 0 {
+            f(0..total);
+        }
+    }
+
+    /// Runs `f` for every row, in chunks of [`row_grain`].
+    pub fn each_row(&self, rows: usize, width: usize, mut f: impl FnMut(usize)) {
+        self.each(rows, row_grain(width), |range| range.for_each(&mut f));
+    }
+}
+
+/// Rows of `width` elements that make a chunk worth sharing: about 2,000 elements.
+pub fn row_grain(width: usize) -> usize {
+    (2048 / width.max(1)).max(1)
+}

@@ -1,0 +1,146 @@
+//! Rotary position embedding (Su et al., 2021): a table of cosines and sines for the batch, and the rotation itself.
+//!
+//! The table is computed once for each run and shared by all layers that use the same frequencies. Angles are rounded
+//! to f32 before cosine and sine are taken, as the reference implementations do; at long contexts that is visible.
+#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
+
+use super::{Frame, Op, Port, Rows, Shape, Shapes, Turn, Value, WeightId, row_grain};
+use crate::error::Result;
+use crate::{ensure, op_common};
+
+/// `y[r] = factor * [cos(p f_0) .. cos(p f_n), sin(p f_0) .. sin(p f_n)]`, `p` the position of row `r`.
+#[derive(Clone, Debug)]
+pub struct RopeTable {
+    /// `f`: `[rotary_dim / 2]`.
+    pub frequencies: WeightId,
+    /// YaRN's attention factor; 1 elsewhere.
+    pub factor: f32,
+    /// `[rows, rotary_dim]`.
+    pub y: Value,
+}
+
+impl RopeTable {
+    fn row(&self, frame: &Frame<'_>, row: usize, y: &mut [f32]) {
+        let position = frame.batch.positions[row] as f32;
+        let (cos, sin) = y.split_at_mut(y.len() / 2);
+        for ((f, cos), sin) in frame.weight(self.frequencies).vector().iter().zip(cos).zip(sin) {
+            let (s, c) = f64::from(position * f).sin_cos();
+            (*cos, *sin) = (c as f32 * self.factor, s as f32 * self.factor);
+        }
+    }
+}
+
+impl Op for RopeTable {
+    op_common!("rope_table");
+
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        vec![(Port::Out, &mut self.y)]
+    }
+
+    fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
+        Ok(vec![Shape::f32(Rows::All, shapes.weight(self.frequencies).1 * 2)])
+    }
+
+    fn solo(&self, frame: &Frame<'_>) -> bool {
+        frame.rows(self.y) <= row_grain(frame.slot(self.y).width * 8)
+    }
+
+    fn scalar(&self, frame: &Frame<'_>) {
+        let y = frame.output(self.y);
+        for row in 0..y.rows() {
+            // SAFETY: alone.
+            self.row(frame, row, unsafe { y.row(row) });
+        }
+    }
+
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
+        let y = frame.output(self.y);
+        // SAFETY: `each_row` gives a row to one worker. A sine costs about eight elements of other work.
+        turn.each_row(y.rows(), y.width() * 8, |row| self.row(frame, row, unsafe { y.row(row) }));
+    }
+}
+
+/// Which elements of a head turn together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// `i` with `i + rotary_dim / 2`.
+    Halves,
+    /// `2i` with `2i + 1`.
+    Pairs,
+}
+
+/// Turns the first `rotary_dim` elements of each head; the rest pass.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    /// `[rows, heads * head_dim]`.
+    pub x: Value,
+    /// `[rows, rotary_dim]` from [`RopeTable`].
+    pub table: Value,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Which elements turn together.
+    pub style: RopeStyle,
+    /// `[rows, heads * head_dim]`.
+    pub y: Value,
+}
+
+impl Rope {
+    fn row(&self, frame: &Frame<'_>, row: usize, y: &mut [f32]) {
+        let (cos, sin) = {
+            let table = frame.row(self.table, row);
+            table.split_at(table.len() / 2)
+        };
+        let half = cos.len();
+        for (x, y) in frame.row(self.x, row).chunks(self.head_dim).zip(y.chunks_mut(self.head_dim)) {
+            match self.style {
+                RopeStyle::Halves => {
+                    let ((x0, x1), (y0, y1)) = (x[..2 * half].split_at(half), y[..2 * half].split_at_mut(half));
+                    for i in 0..half {
+                        y0[i] = x0[i] * cos[i] - x1[i] * sin[i];
+                        y1[i] = x1[i] * cos[i] + x0[i] * sin[i];
+                    }
+                }
+                RopeStyle::Pairs => {
+                    for i in 0..half {
+                        y[2 * i] = x[2 * i] * cos[i] - x[2 * i + 1] * sin[i];
+                        y[2 * i + 1] = x[2 * i + 1] * cos[i] + x[2 * i] * sin[i];
+                    }
+                }
+            }
+            y[2 * half..].copy_from_slice(&x[2 * half..]);
+        }
+    }
+}
+
+impl Op for Rope {
+    op_common!("rope");
+
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        vec![(Port::In, &mut self.x), (Port::In, &mut self.table), (Port::Out, &mut self.y)]
+    }
+
+    fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
+        let (x, table) = (shapes.value(self.x), shapes.value(self.table));
+        ensure!(x.width.is_multiple_of(self.head_dim), Internal, "rope: rows of {} do not split into heads of {}", x.width, self.head_dim);
+        ensure!(table.width <= self.head_dim, Unsupported, "rope: {} rotary elements in heads of {}", table.width, self.head_dim);
+        Ok(vec![Shape::f32(x.rows, x.width)])
+    }
+
+    fn solo(&self, frame: &Frame<'_>) -> bool {
+        frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
+    }
+
+    fn scalar(&self, frame: &Frame<'_>) {
+        let y = frame.output(self.y);
+        for row in 0..y.rows() {
+            // SAFETY: alone.
+            self.row(frame, row, unsafe { y.row(row) });
+        }
+    }
+
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
+        let y = frame.output(self.y);
+        // SAFETY: `each_row` gives a row to one worker.
+        turn.each_row(y.rows(), y.width(), |row| self.row(frame, row, unsafe { y.row(row) }));
+    }
+}

@@ -1,0 +1,163 @@
+//! How GGUF files of an architecture say what Hugging Face folders say: one file and one line in the table each.
+//!
+//! A dialect is data: the config it derives from metadata, and for each tensor its other name and what converters did
+//! to the values. Everything it leaves unnamed stays reachable under the file's own name.
+
+mod gemma3;
+mod keys;
+mod llama;
+mod qwen2;
+mod qwen3;
+mod qwen3_moe;
+
+use super::TensorInfo;
+use super::gguf::Gguf;
+use super::store::Located;
+use crate::error::{Error, Kind, Result};
+use crate::tensor::RowMap;
+use keys::{Config, Keys};
+use serde_json::{Value, json};
+
+/// One architecture of GGUF.
+pub(super) struct Dialect {
+    /// `general.architecture`.
+    architecture: &'static str,
+    /// Adds to the common part of the config what is particular.
+    config: fn(&Keys<'_>, &mut Config) -> Result<()>,
+    /// Tensors outside the layers: stems (without `.weight`) there and here.
+    top: &'static [Rename],
+    /// Tensors of a layer: stems after `blk.N.` there and `model.layers.N.` here.
+    layer: &'static [Rename],
+}
+
+static DIALECTS: [&Dialect; 5] = [&llama::DIALECT, &qwen2::DIALECT, &qwen3::DIALECT, &qwen3_moe::DIALECT, &gemma3::DIALECT];
+
+/// A tensor's two names, and what the file does to its values.
+struct Rename {
+    gguf: &'static str,
+    hf: &'static str,
+    stored: Stored,
+}
+
+/// How values in the file differ from Hugging Face's.
+#[derive(Clone, Copy, PartialEq)]
+enum Stored {
+    /// Not at all.
+    Same,
+    /// Rotary halves of each head interleaved; the key of the config says how many heads.
+    Interleaved(&'static str),
+    /// Norm weights as `1 + w`.
+    OnePlus,
+    /// Experts stacked in front; `{}` in the name takes the number of the expert.
+    Experts,
+}
+
+const fn same(gguf: &'static str, hf: &'static str) -> Rename {
+    Rename { gguf, hf, stored: Stored::Same }
+}
+
+const TOP: &[Rename] = &[same("token_embd", "model.embed_tokens"), same("output_norm", "model.norm"), same("output", "lm_head")];
+
+/// A file in the words of Hugging Face.
+pub(super) struct Translated {
+    pub config: Value,
+    pub generation_config: Value,
+    pub tensors: Vec<Located>,
+}
+
+/// Translates the parts of one GGUF; the first has the metadata.
+pub(super) fn translate(parts: &[Gguf]) -> Result<Translated> {
+    let gguf = &parts[0];
+    let label = gguf.source().label();
+    let architecture = gguf.str("general.architecture")?.ok_or_else(|| gguf.missing("general.architecture"))?;
+    let Some(dialect) = DIALECTS.iter().find(|d| d.architecture == architecture) else {
+        let known: Vec<&str> = DIALECTS.iter().map(|d| d.architecture).collect();
+        let text = format!("{label}: GGUF architecture {architecture:?} is not read by this build; it reads {}", known.join(", "));
+        return Err(Error::new(Kind::Unsupported, text).named("general.architecture"));
+    };
+    let keys = Keys::new(parts, architecture);
+    let mut config = keys.common()?;
+    (dialect.config)(&keys, &mut config)?;
+
+    let config = Value::Object(config);
+    let mut tensors = Vec::new();
+    for (file, part) in parts.iter().enumerate() {
+        for info in part.tensors() {
+            let located = place(dialect, info, file, &config).map_err(|e| e.context(label).named(&info.name))?;
+            tensors.extend(located);
+        }
+    }
+    Ok(Translated { generation_config: keys.generation_config()?, config, tensors })
+}
+
+/// The tensor (or, for stacked experts, the tensors) that one of the file's stands for.
+fn place(dialect: &Dialect, info: &TensorInfo, file: usize, config: &Value) -> Result<Vec<Located>> {
+    let located = |name: String| Located {
+        name,
+        dtype: info.dtype,
+        shape: info.shape.clone(),
+        file,
+        range: info.range.clone(),
+        row_map: RowMap::Straight,
+        offset: 0.0,
+    };
+    let Some((rename, name)) = hf_name(dialect, &info.name) else { return Ok(vec![located(info.name.clone())]) };
+    let mut one = located(name);
+    match rename.stored {
+        Stored::Same => {}
+        Stored::OnePlus => one.offset = -1.0,
+        Stored::Interleaved(heads_key) => {
+            let heads = config.get(heads_key).and_then(Value::as_u64).unwrap_or(0) as usize;
+            let rows = info.shape.first().copied().unwrap_or(0);
+            if heads == 0 || !rows.is_multiple_of(2 * heads) || rows == 0 {
+                let text = format!("{}: {rows} rows are not {heads} ({heads_key}) heads of even size", info.name);
+                return Err(Error::new(Kind::Mismatch, text));
+            }
+            one.row_map = RowMap::Interleaved { head_dim: rows / heads };
+        }
+        Stored::Experts => return experts(info, &one),
+    }
+    Ok(vec![one])
+}
+
+/// Slices of a tensor whose first dimension counts experts.
+fn experts(info: &TensorInfo, stacked: &Located) -> Result<Vec<Located>> {
+    let [count, rows, cols] = info.shape[..] else {
+        return Err(Error::new(Kind::Mismatch, format!("{}: shape {:?}, expected [experts, rows, columns]", info.name, info.shape)));
+    };
+    // A count beyond this is no model and would only fill memory with names of empty slices.
+    if count > 65_536 || info.range.is_empty() {
+        return Err(Error::new(Kind::CorruptFile, format!("{}: shape {:?} is not plausible", info.name, info.shape)));
+    }
+    let bytes = info.range.len() / count;
+    let slice = |e: usize| Located {
+        name: stacked.name.replace("{}", &e.to_string()),
+        dtype: info.dtype,
+        shape: vec![rows, cols],
+        file: stacked.file,
+        range: info.range.start + e * bytes..info.range.start + (e + 1) * bytes,
+        row_map: RowMap::Straight,
+        offset: 0.0,
+    };
+    Ok((0..count).map(slice).collect())
+}
+
+/// `blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`; `None` for names outside the tables.
+fn hf_name(dialect: &Dialect, name: &str) -> Option<(&'static Rename, String)> {
+    let (stem, leaf) = name.rsplit_once('.')?;
+    if let Some(rename) = dialect.top.iter().find(|r| r.gguf == stem) {
+        return Some((rename, format!("{}.{leaf}", rename.hf)));
+    }
+    let (number, stem) = stem.strip_prefix("blk.")?.split_once('.')?;
+    // Only the plain spelling of a number, so that no two names meet in one.
+    if number.parse::<u32>().ok()?.to_string() != number {
+        return None;
+    }
+    let rename = dialect.layer.iter().find(|r| r.gguf == stem)?;
+    Some((rename, format!("model.layers.{number}.{}.{leaf}", rename.hf)))
+}
+
+/// The rotary scaling of a key whose factors the file lists one by one.
+fn frequency_factors(factors: Vec<f32>) -> Value {
+    json!({"rope_type": "freq_factors", "factors": factors})
+}

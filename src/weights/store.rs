@@ -1,0 +1,333 @@
+//! A checkpoint: one config and one namespace of tensors, whatever the container.
+//!
+//! Names and config are those of Hugging Face. For GGUF files the dialect of the architecture translates both, and
+//! says per tensor where rows lie and what was added to the values.
+
+use super::detect::{self, Content, Found};
+use super::gguf::Gguf;
+use super::source::{self, Access, Source};
+use super::{TensorInfo, dialect, index, json, safetensors};
+use crate::bail;
+use crate::error::{Context, Error, Kind, Result};
+use crate::tensor::{DType, RowMap, TensorView};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// An open checkpoint. Opening reads headers only; tensor bytes are read when somebody looks at them.
+pub struct Checkpoint {
+    config: Value,
+    generation_config: Option<Value>,
+    folder: Option<PathBuf>,
+    files: Vec<Arc<Source>>,
+    gguf: Option<Gguf>,
+    tensors: Vec<Located>,
+    by_name: HashMap<String, usize>,
+}
+
+/// A tensor, its file, and how its values are to be read.
+pub(super) struct Located {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+    pub file: usize,
+    pub range: Range<usize>,
+    pub row_map: RowMap,
+    pub offset: f32,
+}
+
+/// What a checkpoint consists of, for people and for planning.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// `safetensors` or `GGUF v3`.
+    pub format: String,
+    /// `model_type` of the config.
+    pub model_type: Option<String>,
+    /// Files with tensors: path and size.
+    pub files: Vec<(String, u64)>,
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Bytes of all tensors as stored.
+    pub tensor_bytes: u64,
+    /// Bytes by element type, largest first.
+    pub by_dtype: Vec<(DType, u64)>,
+}
+
+/// Largest config that is read, far above any published one.
+const MAX_CONFIG: u64 = 64 << 20;
+/// Largest other JSON file; vocabularies reach tens of megabytes.
+const MAX_JSON: u64 = 512 << 20;
+
+impl Checkpoint {
+    /// Opens a folder or a file: a Hugging Face folder, a `.gguf` file or a folder with one, a safetensors file beside
+    /// its `config.json`. Files are mapped.
+    pub fn open(path: &Path) -> Result<Checkpoint> {
+        Self::open_with(path, Access::Map)
+    }
+
+    /// Opens with a choice of how bytes are reached.
+    pub fn open_with(path: &Path, access: Access) -> Result<Checkpoint> {
+        match detect::identify(path)? {
+            Found::Gguf(path) => Self::open_gguf(&path, access),
+            Found::Folder(folder) => match Self::open_folder(&folder, access)? {
+                Some(checkpoint) => Ok(checkpoint),
+                None => Err(without_weights(&folder)),
+            },
+            Found::Safetensors(file) => Self::open_safetensors(&file, access),
+        }
+    }
+
+    /// Opens a folder for its config alone, weights or not: for synthetic weights and planning.
+    pub fn open_config(path: &Path) -> Result<Checkpoint> {
+        match detect::identify(path)? {
+            Found::Folder(folder) => Self::assemble(folder, Vec::new(), Vec::new()),
+            _ => Self::open(path),
+        }
+    }
+
+    /// A GGUF file in memory; `label` stands in errors where a path would.
+    pub fn from_bytes(label: &str, bytes: Vec<u8>) -> Result<Checkpoint> {
+        match detect::content(&bytes[..bytes.len().min(512)], bytes.len() as u64) {
+            Content::Gguf => Self::from_gguf(vec![Gguf::read(Arc::new(Source::from_bytes(label, bytes)))?], None),
+            Content::Safetensors => bail!(Unsupported, "{label}: safetensors bytes come without their config.json; open the folder"),
+            Content::Other(what) => Err(detect::not_a_model(label, what)),
+        }
+    }
+
+    /// The config, an object.
+    pub fn config(&self) -> &Value {
+        &self.config
+    }
+
+    /// `generation_config.json`, or what GGUF metadata says of the same.
+    pub fn generation_config(&self) -> Option<&Value> {
+        self.generation_config.as_ref()
+    }
+
+    /// A tensor by its Hugging Face name; GGUF tensors that no dialect renames keep the file's name.
+    pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        let t = &self.tensors[*self.by_name.get(name)?];
+        Some(TensorView {
+            name: t.name.clone(),
+            dtype: t.dtype,
+            shape: t.shape.clone(),
+            data: &self.files[t.file].bytes()[t.range.clone()],
+            row_map: t.row_map,
+            offset: t.offset,
+        })
+    }
+
+    /// The file that holds a tensor, and where its bytes lie in it: for rows that stay where they are.
+    pub fn locate(&self, name: &str) -> Option<(Arc<Source>, Range<usize>)> {
+        let t = &self.tensors[*self.by_name.get(name)?];
+        Some((Arc::clone(&self.files[t.file]), t.range.clone()))
+    }
+
+    /// Names of all tensors, in file order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.iter().map(|t| t.name.as_str())
+    }
+
+    /// The GGUF file, for its tokenizer and template. Of a split file, the first part.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        self.gguf.as_ref()
+    }
+
+    /// The folder of the checkpoint, where `tokenizer.json` and others lie. None for bytes in memory.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// Another JSON file of the folder; `None` where it (or the folder) does not exist.
+    pub fn read_json(&self, file: &str) -> Result<Option<Value>> {
+        if !index::stays_inside(file) {
+            bail!(InvalidArgument, "{file:?} is not a file name inside the checkpoint's folder");
+        }
+        match &self.folder {
+            Some(folder) => read_json(&folder.join(file), MAX_JSON),
+            None => Ok(None),
+        }
+    }
+
+    /// Gives a tensor's pages back after they were copied elsewhere. Reading it again works. No-op when not mapped.
+    pub fn release(&self, name: &str) {
+        if let Some(&i) = self.by_name.get(name) {
+            let t = &self.tensors[i];
+            self.files[t.file].release(t.range.clone());
+        }
+    }
+
+    /// Format, files and sizes.
+    pub fn describe(&self) -> Description {
+        let mut by_dtype: Vec<(DType, u64)> = Vec::new();
+        for t in &self.tensors {
+            let bytes = t.range.len() as u64;
+            match by_dtype.iter_mut().find(|(dtype, _)| *dtype == t.dtype) {
+                Some((_, sum)) => *sum += bytes,
+                None => by_dtype.push((t.dtype, bytes)),
+            }
+        }
+        by_dtype.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+        Description {
+            format: self.gguf.as_ref().map_or("safetensors".into(), |g| format!("GGUF v{}", g.version())),
+            model_type: self.config.get("model_type").and_then(Value::as_str).map(str::to_owned),
+            files: self.files.iter().map(|f| (f.label().to_owned(), f.bytes().len() as u64)).collect(),
+            tensors: self.tensors.len(),
+            tensor_bytes: by_dtype.iter().map(|(_, bytes)| bytes).sum(),
+            by_dtype,
+        }
+    }
+
+    /// `None` where the folder has a config but no weights.
+    fn open_folder(folder: &Path, access: Access) -> Result<Option<Checkpoint>> {
+        let single = folder.join("model.safetensors");
+        if detect::exists(&single)? {
+            return Self::open_single(folder, &single, access).map(Some);
+        }
+        let index = folder.join(INDEX);
+        match read_json(&index, MAX_JSON)? {
+            Some(json) => Self::open_sharded(folder, &index::read(&json, &index.display().to_string())?, access).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// A file given by name: the whole checkpoint where it is one of several shards, else this file.
+    fn open_safetensors(file: &Path, access: Access) -> Result<Checkpoint> {
+        let folder = match file.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        if !detect::exists(&folder.join("config.json"))? {
+            bail!(NotFound, "{}: there is no config.json beside it, which says what the tensors mean", file.display());
+        }
+        let path = folder.join(INDEX);
+        if let Some(json) = read_json(&path, MAX_JSON)? {
+            let index = index::read(&json, &path.display().to_string())?;
+            if index.shards.iter().any(|shard| file.file_name().is_some_and(|name| name == shard.as_str())) {
+                return Self::open_sharded(folder, &index, access);
+            }
+        }
+        Self::open_single(folder, file, access)
+    }
+
+    fn open_single(folder: &Path, file: &Path, access: Access) -> Result<Checkpoint> {
+        let source = open_shard(file, access)?;
+        let tensors = safetensors::read(&source)?.into_iter().map(|t| Located::straight(t, 0)).collect();
+        Self::assemble(folder.into(), vec![Arc::new(source)], tensors)
+    }
+
+    fn open_sharded(folder: &Path, index: &index::Index, access: Access) -> Result<Checkpoint> {
+        let (mut files, mut found) = (Vec::new(), HashMap::new());
+        for (i, shard) in index.shards.iter().enumerate() {
+            let source = open_shard(&folder.join(shard), access).context(|| format!("shard {} of {INDEX}", i + 1))?;
+            for tensor in safetensors::read(&source)? {
+                found.insert((i, tensor.name.clone()), tensor);
+            }
+            files.push(Arc::new(source));
+        }
+        let mut tensors = Vec::new();
+        for (name, shard) in &index.tensors {
+            let Some(tensor) = found.remove(&(*shard, name.clone())) else {
+                let text = format!("{INDEX} puts tensor {name:?} into {:?}, which does not hold it", index.shards[*shard]);
+                return Err(Error::new(Kind::CorruptFile, text).named(name));
+            };
+            tensors.push(Located::straight(tensor, *shard));
+        }
+        Self::assemble(folder.into(), files, tensors)
+    }
+
+    /// A Hugging Face folder out of its parts.
+    fn assemble(folder: PathBuf, files: Vec<Arc<Source>>, tensors: Vec<Located>) -> Result<Checkpoint> {
+        let path = folder.join("config.json");
+        let Some(config) = read_json(&path, MAX_CONFIG)? else { bail!(NotFound, "{} does not exist", path.display()) };
+        if !config.is_object() {
+            bail!(CorruptFile, "{}: holds no JSON object", path.display());
+        }
+        let generation_config = read_json(&folder.join("generation_config.json"), MAX_CONFIG)?;
+        let by_name = by_name(&tensors);
+        Ok(Checkpoint { config, generation_config, folder: Some(folder), files, gguf: None, tensors, by_name })
+    }
+
+    fn open_gguf(path: &Path, access: Access) -> Result<Checkpoint> {
+        let first = Gguf::read(Arc::new(Source::open(path, access)?))?;
+        let count = first.u64("split.count")?.unwrap_or(1);
+        let mut parts = vec![first];
+        if count > 1 {
+            let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            let Some((stem, 1, of)) = detect::split_part(&name).filter(|&(_, _, of)| u64::from(of) == count) else {
+                bail!(
+                    InvalidArgument,
+                    "{}: is one of {count} parts; open the first, named like model-00001-of-{count:05}.gguf",
+                    path.display()
+                );
+            };
+            for part in 2..=of {
+                let path = path.with_file_name(format!("{stem}-{part:05}-of-{of:05}.gguf"));
+                parts.push(Gguf::read(Arc::new(Source::open(&path, access)?))?);
+            }
+        }
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Self::from_gguf(parts, Some(folder.into()))
+    }
+
+    /// A checkpoint out of the parts of one GGUF; the first has the metadata.
+    fn from_gguf(parts: Vec<Gguf>, folder: Option<PathBuf>) -> Result<Checkpoint> {
+        let translated = dialect::translate(&parts)?;
+        let by_name = by_name(&translated.tensors);
+        if by_name.len() != translated.tensors.len() {
+            bail!(CorruptFile, "{}: two tensors have the same name", parts[0].source().label());
+        }
+        let files = parts.iter().map(|p| p.source().clone()).collect();
+        Ok(Checkpoint {
+            config: translated.config,
+            generation_config: Some(translated.generation_config),
+            folder,
+            files,
+            gguf: parts.into_iter().next(),
+            tensors: translated.tensors,
+            by_name,
+        })
+    }
+}
+
+const INDEX: &str = "model.safetensors.index.json";
+
+impl Located {
+    fn straight(info: TensorInfo, file: usize) -> Located {
+        let TensorInfo { name, dtype, shape, range } = info;
+        Located { name, dtype, shape, file, range, row_map: RowMap::Straight, offset: 0.0 }
+    }
+}
+
+fn by_name(tensors: &[Located]) -> HashMap<String, usize> {
+    tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect()
+}
+
+/// Opens a safetensors file after a look at what it really is: shards are often left as LFS pointers.
+fn open_shard(path: &Path, access: Access) -> Result<Source> {
+    let (start, size) = source::read_start(path, 512)?;
+    match detect::content(&start, size) {
+        // A file too short to tell is left to the parser, which says what is missing.
+        Content::Safetensors => Source::open(path, access),
+        Content::Other(_) if size > 0 && start.get(8).is_none_or(|&b| b == b'{') => Source::open(path, access),
+        Content::Gguf => Err(detect::not_a_model(&path.display().to_string(), "a GGUF file under the name of a safetensors file")),
+        Content::Other(what) => Err(detect::not_a_model(&path.display().to_string(), what)),
+    }
+}
+
+fn read_json(path: &Path, limit: u64) -> Result<Option<Value>> {
+    match source::read_small(path, limit)? {
+        Some(bytes) => json::parse(&bytes, &path.display().to_string()).map(Some),
+        None => Ok(None),
+    }
+}
+
+fn without_weights(folder: &Path) -> Error {
+    let label = folder.display();
+    if ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|file| folder.join(file).exists()) {
+        return Error::new(Kind::Unsupported, format!("{label}: the weights are Python pickles; convert them to safetensors"));
+    }
+    Error::new(Kind::NotFound, format!("{label}: has config.json, but neither model.safetensors nor {INDEX}"))
+}

@@ -1,0 +1,87 @@
+//! Reference checkpoints: every family's logits and greedy tokens against goldens made by an independent implementation.
+//!
+//! Walks `tests/fixtures/models` and, where it is there, `../shared/reference/models`. One line a folder.
+
+mod support;
+
+use metrale::engine::{self, Bodies, Engine, Sequence, SequenceOptions};
+use metrale::options::{Compute, LoadOptions};
+use std::path::Path;
+use std::sync::Arc;
+use support::golden::{Golden, folders};
+
+/// The README's limit on f32 logits; the goldens' own uncertainty widens it for families that say so.
+const TOLERANCE: f32 = 1e-3;
+
+fn exact(path: &Path, threads: usize) -> Result<Arc<Engine>, String> {
+    let options = LoadOptions { compute: Some(Compute::F32), threads, ..LoadOptions::default() };
+    engine::load(path, &options, None).map_err(|e| e.to_string())
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| if a.is_finite() && b.is_finite() { (a - b).abs() } else { f32::INFINITY }).fold(0.0, f32::max)
+}
+
+/// The first layer whose output departs, where the golden has layers.
+fn first_departure(engine: &Arc<Engine>, golden: &Golden) -> String {
+    for (name, expected) in &golden.layers {
+        let Ok(found) = engine.capture(&golden.prompt, 64, &[name], Bodies::Fast) else { return format!("{name}: not captured") };
+        let d = largest_difference(&found[0].values, expected);
+        if d > TOLERANCE {
+            return format!("{name} departs first, by {d:.2e}");
+        }
+    }
+    "no layer departs".into()
+}
+
+fn check(path: &Path) -> Result<(f32, f32), String> {
+    let golden = Golden::read(path);
+    let engine = exact(path, 2)?;
+    let tolerance = TOLERANCE.max(10.0 * golden.uncertainty);
+    let logits = engine.capture(&golden.prompt, 64, &["logits"], Bodies::Fast).map_err(|e| e.to_string())?;
+    let prompt = largest_difference(&logits[0].values, &golden.prompt_logits);
+    let mut sequence = Sequence::new(&engine, &SequenceOptions::default()).map_err(|e| e.to_string())?;
+    sequence.prefill(&golden.prompt).map_err(|e| e.to_string())?;
+    let vocab = engine.info().vocab;
+    let mut decode = 0.0f32;
+    for (i, expected) in golden.decode_logits.chunks(vocab).enumerate() {
+        let row = sequence.logits().map_err(|e| e.to_string())?;
+        decode = decode.max(largest_difference(row, expected));
+        let best = row.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(i, _)| i as i32);
+        if best != golden.decode_ids[i] {
+            return Err(format!("step {i}: picked {best}, the golden has {} ({prompt:.2e}; {})", golden.decode_ids[i], first_departure(&engine, &golden)));
+        }
+        sequence.prefill(&[best]).map_err(|e| e.to_string())?;
+    }
+    if prompt > tolerance || decode > tolerance {
+        return Err(format!("prompt {prompt:.2e}, decode {decode:.2e}, limit {tolerance:.0e}; {}", first_departure(&engine, &golden)));
+    }
+    Ok((prompt, decode))
+}
+
+#[test]
+fn every_folder_agrees_with_its_golden() {
+    let mut failures = Vec::new();
+    let mut passed = 0;
+    let only = std::env::var("METRALE_ONLY").unwrap_or_default();
+    for path in folders() {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if !only.is_empty() && !only.split(',').any(|o| o == name) {
+            continue;
+        }
+        match std::panic::catch_unwind(|| check(&path)).unwrap_or_else(|e| Err(e.downcast_ref::<String>().cloned().unwrap_or_default())) {
+            Ok((prompt, decode)) => {
+                passed += 1;
+                println!("{name:<24} ok      prompt {prompt:.1e}  decode {decode:.1e}");
+            }
+            Err(e) if e.contains("is not supported") || e.contains("is not multiplied by this build") => println!("{name:<24} SKIPPED {e}"),
+            Err(e) => {
+                println!("{name:<24} FAILED  {e}");
+                failures.push(name);
+            }
+        }
+    }
+    println!("{passed} folders agree");
+    assert!(passed > 0 && failures.is_empty(), "failed: {failures:?}");
+}

@@ -1,0 +1,65 @@
+//! Golden outputs beside reference checkpoints: `golden.safetensors` and `golden.json`.
+
+use safetensors::{Dtype, SafeTensors};
+use std::path::{Path, PathBuf};
+
+/// A checkpoint's goldens.
+pub struct Golden {
+    pub prompt: Vec<i32>,
+    pub prompt_logits: Vec<f32>,
+    pub decode_ids: Vec<i32>,
+    pub decode_logits: Vec<f32>,
+    /// `layer.N`, in order.
+    pub layers: Vec<(String, Vec<f32>)>,
+    /// How far the reference is from itself when computed with a cache.
+    pub uncertainty: f32,
+}
+
+fn words(file: &SafeTensors<'_>, name: &str) -> Option<(Dtype, Vec<[u8; 4]>)> {
+    let view = file.tensor(name).ok()?;
+    Some((view.dtype(), view.data().chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]).collect()))
+}
+
+fn floats(file: &SafeTensors<'_>, name: &str) -> Option<Vec<f32>> {
+    let (dtype, words) = words(file, name)?;
+    assert_eq!(dtype, Dtype::F32, "{name}");
+    Some(words.into_iter().map(f32::from_le_bytes).collect())
+}
+
+fn ints(file: &SafeTensors<'_>, name: &str) -> Option<Vec<i32>> {
+    let (dtype, words) = words(file, name)?;
+    assert_eq!(dtype, Dtype::I32, "{name}");
+    Some(words.into_iter().map(i32::from_le_bytes).collect())
+}
+
+impl Golden {
+    /// Reads a folder's goldens.
+    pub fn read(folder: &Path) -> Golden {
+        let bytes = std::fs::read(folder.join("golden.safetensors")).expect("golden.safetensors");
+        let file = SafeTensors::deserialize(&bytes).expect("a sound golden");
+        let json: serde_json::Value = serde_json::from_slice(&std::fs::read(folder.join("golden.json")).expect("golden.json")).expect("JSON");
+        let mut layers: Vec<(usize, String)> =
+            file.names().into_iter().filter_map(|n| Some((n.strip_prefix("layer.")?.parse().ok()?, n.to_string()))).collect();
+        layers.sort();
+        Golden {
+            prompt: ints(&file, "input_ids").expect("input_ids"),
+            prompt_logits: floats(&file, "prompt_logits").unwrap_or_default(),
+            decode_ids: ints(&file, "decode_ids").unwrap_or_default(),
+            decode_logits: floats(&file, "decode_logits").unwrap_or_default(),
+            layers: layers.into_iter().filter_map(|(_, n)| floats(&file, &n).map(|v| (n, v))).collect(),
+            uncertainty: json.get("max_abs_diff_full_vs_cached").and_then(|v| v.as_f64()).unwrap_or(0.0) as f32,
+        }
+    }
+}
+
+/// Folders with goldens: the fixtures', and all reference checkpoints where they lie beside the project.
+pub fn folders() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    for place in [root.join("tests/fixtures/models"), root.join("../shared/reference/models")] {
+        let Ok(entries) = std::fs::read_dir(place) else { continue };
+        found.extend(entries.flatten().map(|e| e.path()).filter(|p| p.join("golden.safetensors").exists()));
+    }
+    found.sort();
+    found
+}
