@@ -5,6 +5,7 @@
 
 mod explain;
 mod forward;
+pub mod generate;
 mod info;
 mod load;
 mod pack;
@@ -17,6 +18,7 @@ mod vocabulary;
 
 pub use explain::{Bodies, Captured, explain};
 pub use forward::forward;
+pub use generate::{Chooser, decode_step};
 pub use info::{Info, Probe, probe};
 pub use load::{Engine, Progress, load};
 pub use plan::{Plan, plan};

@@ -8,8 +8,11 @@
 
 use super::super::activations::{Activations, Q8Block};
 use super::super::pack::{GAINS, LANES, Layout, SUPER};
-use super::lane::{Lanes, Registers};
+use super::lane::{Lanes, Registers, Tile};
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 /// A checked product: every pointer is good for what the ranges and strides reach.
 pub(super) struct Product<'a> {
@@ -39,14 +42,14 @@ const I8: u8 = 0;
 const I4: u8 = 1;
 const TABLE: u8 = 2;
 
-/// Bytes between the load that feeds the sums and the prefetch that runs ahead of it.
-const AHEAD: usize = 2048;
+/// Groups of four k's in a block, and pairs of them.
+const GROUPS: usize = 8;
+const PAIRS: usize = 4;
 
 /// Computes the product with the lanes `S`.
 ///
 /// # Safety
 /// The processor has the instruction set of `S`, `p` is checked, and nobody else touches the outputs meanwhile.
-#[inline(always)]
 pub(super) unsafe fn product<S: Lanes>(p: &Product<'_>) {
     // SAFETY: handed on; the kind of activations was checked against the layout.
     unsafe {
@@ -86,130 +89,123 @@ fn tile_rows(left: usize, most: usize) -> usize {
     }
 }
 
-/// Calls `$tile` with the row count as a constant.
+/// Runs the tile that `$make` gives for a row count known to the compiler.
 macro_rules! with_rows {
-    ($rows:expr, $R:ident => $call:expr) => {
+    ($S:ty, $rows:expr, $make:ident, [$($R:literal)+]) => {
         match $rows {
-            1 => {
-                const $R: usize = 1;
-                $call
-            }
-            2 => {
-                const $R: usize = 2;
-                $call
-            }
-            3 => {
-                const $R: usize = 3;
-                $call
-            }
-            4 => {
-                const $R: usize = 4;
-                $call
-            }
-            _ => {
-                const $R: usize = 6;
-                $call
-            }
+            $($R => <$S>::call($make!($R)),)+
+            _ => {}
         }
     };
 }
 
-#[inline(always)]
+/// Repeats a block for an index from 0 on, written out: the sums are registers only if every index is a constant. `r` counts rows, `j`
+/// panels, `g` groups of four k's and `q` pairs of groups.
+macro_rules! unroll {
+    (r < $n:ident $body:block) => { unroll!(@ r $n $body 0 1 2 3 4 5) };
+    (j < $n:ident $body:block) => { unroll!(@ j $n $body 0 1 2 3) };
+    (q < $n:ident $body:block) => { unroll!(@ q $n $body 0 1 2 3) };
+    (g < $n:ident $body:block) => { unroll!(@ g $n $body 0 1 2 3 4 5 6 7) };
+    (@ $i:ident $n:ident $body:block $($at:literal)+) => {
+        $(if $at < $n {
+            #[allow(non_upper_case_globals)]
+            const $i: usize = $at;
+            $body
+        })+
+    };
+}
+
 unsafe fn floats<S: Lanes, const KIND: u8>(p: &Product<'_>, x: *const f32, stride: usize) {
     // SAFETY: `panel` stays inside `p.panels` and `row` inside `p.rows`, with the tile's size taken into account.
     unsafe {
         let mut panel = p.panels.start;
         while panel < p.panels.end {
-            let four = p.panels.end - panel >= 4;
+            let four = p.panels.end - panel >= 4
+                && (S::REGISTERS == Registers::ThirtyTwo || S::REGISTERS == Registers::Sixteen && p.rows.len() == 1);
             let mut row = p.rows.start;
-            let mut width = 1;
             while row < p.rows.end {
+                let x = x.add(row * stride);
                 let left = p.rows.end - row;
-                let rows;
+                let rows = if S::REGISTERS == Registers::None { 1 } else { tile_rows(left, 6) };
+                macro_rules! wide {
+                    ($R:literal) => {
+                        FloatTile::<S, KIND, $R, 4> { p, panel, row, x, stride, lanes: PhantomData }
+                    };
+                }
+                macro_rules! narrow {
+                    ($R:literal) => {
+                        FloatTile::<S, KIND, $R, 1> { p, panel, row, x, stride, lanes: PhantomData }
+                    };
+                }
                 match S::REGISTERS {
-                    Registers::None => {
-                        rows = 1;
-                        float_tile::<S, KIND, 1, 1>(p, panel, row, x.add(row * stride), stride);
-                    }
-                    Registers::Sixteen if four && p.rows.len() == 1 => {
-                        (rows, width) = (1, 4);
-                        float_tile::<S, KIND, 1, 4>(p, panel, row, x.add(row * stride), stride);
-                    }
-                    Registers::ThirtyTwo if four => {
-                        width = 4;
-                        rows = tile_rows(left, 6);
-                        with_rows!(rows, R => float_tile::<S, KIND, R, 4>(p, panel, row, x.add(row * stride), stride));
-                    }
-                    _ => {
-                        rows = tile_rows(left, 6);
-                        with_rows!(rows, R => float_tile::<S, KIND, R, 1>(p, panel, row, x.add(row * stride), stride));
-                    }
+                    // Only a single row has a tile of one row: `tile_rows` never leaves one over.
+                    Registers::ThirtyTwo if four => with_rows!(S, rows, wide, [1 2 3 4 6]),
+                    Registers::Sixteen if four => with_rows!(S, rows, wide, [1]),
+                    Registers::None => with_rows!(S, rows, narrow, [1]),
+                    _ => with_rows!(S, rows, narrow, [1 2 3 4 6]),
                 }
                 row += rows;
             }
-            panel += width;
+            panel += if four { 4 } else { 1 };
         }
     }
 }
 
-/// Sums of R rows and P panels of float weights.
-#[inline(always)]
-unsafe fn float_tile<S: Lanes, const KIND: u8, const R: usize, const P: usize>(
-    p: &Product<'_>,
+/// R rows by P panels of float weights.
+struct FloatTile<'a, S, const KIND: u8, const R: usize, const P: usize> {
+    p: &'a Product<'a>,
     panel: usize,
     row: usize,
+    /// First element of the tile's first row.
     x: *const f32,
     stride: usize,
-) {
-    // Bytes of two k's; one 64-byte line of bf16 and f16, two lines of f32.
-    let pair = if KIND == F32 { 8 * LANES } else { 4 * LANES };
-    // SAFETY: loads stay inside the panels (whose pairs are padded for bf16; the others skip the missing k) and the rows of `x`.
-    unsafe {
-        let base = p.weights.add(panel * p.panel_bytes);
-        let mut acc = [[S::splat(0.0); P]; R];
-        let mut w = [S::splat(0.0); P];
-        for i in 0..p.cols / 2 {
-            let at = base.add(i * pair);
-            for j in 0..P {
-                let at = at.add(j * p.panel_bytes);
-                S::prefetch(at.wrapping_add(AHEAD));
-                if KIND == F32 {
-                    S::prefetch(at.wrapping_add(AHEAD + 64));
+    lanes: PhantomData<S>,
+}
+
+impl<S: Lanes, const KIND: u8, const R: usize, const P: usize> Tile for FloatTile<'_, S, KIND, R, P> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let FloatTile { p, panel, row, x, stride, .. } = self;
+        // Bytes of two k's; one 64-byte line of bf16 and f16, two lines of f32.
+        let pair = if KIND == F32 { 8 * LANES } else { 4 * LANES };
+        let step = p.panel_bytes;
+        // SAFETY: loads stay inside the panels (a missing odd k is not loaded) and the rows of `x`.
+        unsafe {
+            let mut at = p.weights.add(panel * step);
+            let mut acc = [[S::splat(0.0); P]; R];
+            let mut w = [S::splat(0.0); P];
+            for i in 0..p.cols / 2 {
+                let x = x.add(2 * i);
+                unroll!(j < P {
+                    w[j] = even::<S, KIND>(at.add(j * step));
+                });
+                unroll!(r < R {
+                    let x = S::splat(*x.add(r * stride));
+                    unroll!(j < P { acc[r][j] = S::fma(x, w[j], acc[r][j]); });
+                });
+                if KIND == BF16 {
+                    // Both halves come from one load, but a large tile has no registers to keep it in. The fence makes the compiler
+                    // load again, from the first cache, instead of spilling sums.
+                    compiler_fence(Ordering::SeqCst);
                 }
-                w[j] = even::<S, KIND>(at);
+                unroll!(j < P { w[j] = odd::<S, KIND>(at.add(j * step)); });
+                unroll!(r < R {
+                    let x = S::splat(*x.add(r * stride + 1));
+                    unroll!(j < P { acc[r][j] = S::fma(x, w[j], acc[r][j]); });
+                });
+                at = at.add(pair);
             }
-            for r in 0..R {
-                let x = S::splat(*x.add(r * stride + 2 * i));
-                for j in 0..P {
-                    acc[r][j] = S::fma(x, w[j], acc[r][j]);
-                }
+            if p.cols % 2 == 1 {
+                let x = x.add(p.cols - 1);
+                unroll!(j < P { w[j] = even::<S, KIND>(at.add(j * step)); });
+                unroll!(r < R {
+                    let x = S::splat(*x.add(r * stride));
+                    unroll!(j < P { acc[r][j] = S::fma(x, w[j], acc[r][j]); });
+                });
             }
-            for j in 0..P {
-                w[j] = odd::<S, KIND>(at.add(j * p.panel_bytes));
-            }
-            for r in 0..R {
-                let x = S::splat(*x.add(r * stride + 2 * i + 1));
-                for j in 0..P {
-                    acc[r][j] = S::fma(x, w[j], acc[r][j]);
-                }
-            }
-        }
-        if p.cols % 2 == 1 {
-            let at = base.add(p.cols / 2 * pair);
-            for j in 0..P {
-                w[j] = even::<S, KIND>(at.add(j * p.panel_bytes));
-            }
-            for r in 0..R {
-                let x = S::splat(*x.add(r * stride + p.cols - 1));
-                for j in 0..P {
-                    acc[r][j] = S::fma(x, w[j], acc[r][j]);
-                }
-            }
-        }
-        for r in 0..R {
-            for j in 0..P {
-                finish::<S>(p, panel + j, row + r, acc[r][j]);
-            }
+            unroll!(r < R {
+                unroll!(j < P { finish::<S>(p, panel + j, row + r, acc[r][j]); });
+            });
         }
     }
 }
@@ -238,7 +234,6 @@ unsafe fn odd<S: Lanes, const KIND: u8>(at: *const u8) -> S::F {
     }
 }
 
-#[inline(always)]
 unsafe fn integers<S: Lanes, const KIND: u8, const HALF: bool, const MIN: bool>(
     p: &Product<'_>,
     x: *const Q8Block,
@@ -247,46 +242,51 @@ unsafe fn integers<S: Lanes, const KIND: u8, const HALF: bool, const MIN: bool>(
 ) {
     // SAFETY: as in `floats`.
     unsafe {
-        let table = S::load_table(table);
         let mut panel = p.panels.start;
         while panel < p.panels.end {
             let have = p.panels.end - panel;
+            let width = match S::REGISTERS {
+                // One row of 8-bit weights reads best in four streams, of 4-bit weights in one.
+                Registers::ThirtyTwo if have >= 4 && p.rows.len() == 1 && KIND == I8 => 4,
+                Registers::ThirtyTwo if have >= 2 && p.rows.len() > 1 => 2,
+                _ => 1,
+            };
             let mut row = p.rows.start;
-            let mut width = 1;
             while row < p.rows.end {
-                let left = p.rows.end - row;
-                let at = x.add(row * stride);
-                let rows;
-                match S::REGISTERS {
-                    Registers::None => {
-                        rows = 1;
-                        integer_tile::<S, KIND, HALF, MIN, 1, 1>(p, panel, row, at, stride, table);
-                    }
-                    Registers::ThirtyTwo if have >= 4 && p.rows.len() == 1 => {
-                        (rows, width) = (1, 4);
-                        integer_tile::<S, KIND, HALF, MIN, 1, 4>(p, panel, row, at, stride, table);
-                    }
-                    Registers::ThirtyTwo if have >= 2 => {
-                        width = 2;
-                        rows = tile_rows(left, 6);
-                        with_rows!(rows, R => integer_tile::<S, KIND, HALF, MIN, R, 2>(p, panel, row, at, stride, table));
-                    }
-                    Registers::ThirtyTwo => {
-                        rows = tile_rows(left, 4);
-                        match rows {
-                            1 => integer_tile::<S, KIND, HALF, MIN, 1, 1>(p, panel, row, at, stride, table),
-                            2 => integer_tile::<S, KIND, HALF, MIN, 2, 1>(p, panel, row, at, stride, table),
-                            3 => integer_tile::<S, KIND, HALF, MIN, 3, 1>(p, panel, row, at, stride, table),
-                            _ => integer_tile::<S, KIND, HALF, MIN, 4, 1>(p, panel, row, at, stride, table),
-                        }
-                    }
-                    Registers::Sixteen => {
-                        rows = tile_rows(left, 2);
-                        match rows {
-                            1 => integer_tile::<S, KIND, HALF, MIN, 1, 1>(p, panel, row, at, stride, table),
-                            _ => integer_tile::<S, KIND, HALF, MIN, 2, 1>(p, panel, row, at, stride, table),
-                        }
-                    }
+                let x = x.add(row * stride);
+                macro_rules! tile {
+                    ($R:literal, $P:literal) => {
+                        IntegerTile::<S, KIND, HALF, MIN, $R, $P> { p, panel, row, x, stride, table, lanes: PhantomData }
+                    };
+                }
+                macro_rules! four {
+                    ($R:literal) => {
+                        tile!($R, 4)
+                    };
+                }
+                macro_rules! two {
+                    ($R:literal) => {
+                        tile!($R, 2)
+                    };
+                }
+                macro_rules! one {
+                    ($R:literal) => {
+                        tile!($R, 1)
+                    };
+                }
+                let most = match S::REGISTERS {
+                    Registers::ThirtyTwo if width > 1 => 6,
+                    Registers::ThirtyTwo => 4,
+                    Registers::Sixteen => 2,
+                    Registers::None => 1,
+                };
+                let rows = tile_rows(p.rows.end - row, most);
+                match (S::REGISTERS, width) {
+                    (Registers::ThirtyTwo, 4) if KIND == I8 => with_rows!(S, rows, four, [1]),
+                    (Registers::ThirtyTwo, 2) => with_rows!(S, rows, two, [2 3 4 6]),
+                    (Registers::ThirtyTwo, _) => with_rows!(S, rows, one, [1 2 3 4]),
+                    (Registers::Sixteen, _) => with_rows!(S, rows, one, [1 2]),
+                    (Registers::None, _) => with_rows!(S, rows, one, [1]),
                 }
                 row += rows;
             }
@@ -295,142 +295,184 @@ unsafe fn integers<S: Lanes, const KIND: u8, const HALF: bool, const MIN: bool>(
     }
 }
 
-/// Sums of R rows and P panels of integer weights.
-#[inline(always)]
-unsafe fn integer_tile<S: Lanes, const KIND: u8, const HALF: bool, const MIN: bool, const R: usize, const P: usize>(
-    p: &Product<'_>,
+/// R rows by P panels of integer weights.
+struct IntegerTile<'a, S, const KIND: u8, const HALF: bool, const MIN: bool, const R: usize, const P: usize> {
+    p: &'a Product<'a>,
     panel: usize,
     row: usize,
+    /// First block of the tile's first row.
     x: *const Q8Block,
     stride: usize,
-    table: S::T,
-) {
-    let codes = if KIND == I8 { SUPER * LANES } else { SUPER * LANES / 2 };
-    let scales = SUPER / if HALF { 16 } else { 32 } * LANES * 2;
-    let super_bytes = codes + scales * if MIN { 2 } else { 1 };
-    // SAFETY: loads stay inside the panels and the rows of `x`: block `b < cols / 32` has its codes and scales in stretch `b / 2`.
-    unsafe {
-        let base = p.weights.add(panel * p.panel_bytes);
-        let mut acc = [[S::splat(0.0); P]; R];
-        for b in 0..p.cols / 32 {
-            let stretch = base.add(GAINS + b / 2 * super_bytes);
-            let at = stretch.add(b % 2 * (codes / 2));
-            let scale = stretch.add(codes + b % 2 * (scales / 2));
-            for j in 0..P {
-                for line in 0..super_bytes.div_ceil(128) {
-                    S::prefetch(at.wrapping_add(j * p.panel_bytes + AHEAD + line * 64));
+    table: &'a [i8; 16],
+    lanes: PhantomData<S>,
+}
+
+impl<S: Lanes, const KIND: u8, const HALF: bool, const MIN: bool, const R: usize, const P: usize> Tile
+    for IntegerTile<'_, S, KIND, HALF, MIN, R, P>
+{
+    #[inline(always)]
+    unsafe fn run(self) {
+        let IntegerTile { p, panel, row, x, stride, .. } = self;
+        let step = p.panel_bytes;
+        // Bytes of the codes and of the scales of one 32-block; two of each make a stretch.
+        let codes = Self::CODES / 2;
+        let scales = Self::SCALES / 2;
+        // SAFETY: loads stay inside the panels and the rows of `x`: block `b < cols / 32` has its codes and scales in stretch `b / 2`.
+        unsafe {
+            let table = S::load_table(self.table);
+            let base = p.weights.add(panel * step);
+            let mut acc = [[S::splat(0.0); P]; R];
+            for b in 0..p.cols / 32 {
+                let stretch = base.add(GAINS + b / 2 * Self::STRETCH);
+                let at = stretch.add(Self::STRETCH - Self::CODES + b % 2 * codes);
+                let scale = stretch.add(b % 2 * scales);
+                let x = x.add(b);
+                // Scales stand in front of their codes but are needed after them. Touching them first keeps each stream ascending, without
+                // which the hardware's prefetcher loses a quarter of the bandwidth. Prefetching further ahead by hand made every case slower.
+                if b % 2 == 0 {
+                    unroll!(j < P {
+                        for line in (0..Self::STRETCH - Self::CODES).step_by(64) {
+                            S::prefetch(stretch.add(j * step + line));
+                        }
+                    });
+                }
+                if HALF {
+                    let sums = Self::dots(at, step, x, stride, 0, 4, 0, table);
+                    acc = Self::accumulate(acc, sums, scale, step, x, stride, 0);
+                    let sums = Self::dots(at.add(codes / 2), step, x, stride, 16, 4, 1, table);
+                    acc = Self::accumulate(acc, sums, scale.add(2 * LANES), step, x, stride, 1);
+                } else {
+                    let sums = Self::dots(at, step, x, stride, 0, 8, 2, table);
+                    acc = Self::accumulate(acc, sums, scale, step, x, stride, 2);
                 }
             }
-            let x = x.add(b);
-            if HALF {
-                for h in 0..2 {
-                    let sums = dots::<S, KIND, MIN, R, P>(at.add(h * (codes / 4)), p.panel_bytes, x, stride, h * 16, 16, h, table);
-                    for j in 0..P {
-                        let at = scale.add(j * p.panel_bytes + h * 2 * LANES);
-                        let w = S::load_f16(at);
-                        for r in 0..R {
-                            let x = &*x.add(r * stride);
-                            acc[r][j] = S::fma(S::to_float(sums[r][j]), S::mul(w, S::splat(x.scale)), acc[r][j]);
-                        }
-                        if MIN {
-                            let m = S::load_f16(at.add(scales));
-                            for r in 0..R {
-                                acc[r][j] = S::fnma(m, S::splat((*x.add(r * stride)).half_sum[h]), acc[r][j]);
-                            }
-                        }
-                    }
-                }
-            } else {
-                let sums = dots::<S, KIND, MIN, R, P>(at, p.panel_bytes, x, stride, 0, 32, 2, table);
-                for j in 0..P {
-                    let at = scale.add(j * p.panel_bytes);
-                    let w = S::load_f16(at);
-                    for r in 0..R {
-                        let x = &*x.add(r * stride);
-                        acc[r][j] = S::fma(S::to_float(sums[r][j]), S::mul(w, S::splat(x.scale)), acc[r][j]);
-                    }
-                    if MIN {
-                        let m = S::load_f16(at.add(scales));
-                        for r in 0..R {
-                            acc[r][j] = S::fnma(m, S::splat((*x.add(r * stride)).sum), acc[r][j]);
-                        }
-                    }
-                }
-            }
-        }
-        for j in 0..P {
-            let gain = S::load(base.add(j * p.panel_bytes).cast());
-            for r in 0..R {
-                finish::<S>(p, panel + j, row + r, S::mul(acc[r][j], gain));
-            }
+            unroll!(j < P {
+                let gain = S::load(base.add(j * step).cast());
+                unroll!(r < R { finish::<S>(p, panel + j, row + r, S::mul(acc[r][j], gain)); });
+            });
         }
     }
 }
 
-/// Exact integer sums of `count` k's from `k` of a block; `part` says which stored offset belongs to them (0, 1: halves; 2: all).
-#[inline(always)]
-unsafe fn dots<S: Lanes, const KIND: u8, const MIN: bool, const R: usize, const P: usize>(
-    at: *const u8,
-    panel_bytes: usize,
-    x: *const Q8Block,
-    stride: usize,
-    k: usize,
-    count: usize,
-    part: usize,
-    table: S::T,
-) -> [[S::I; P]; R] {
-    // SAFETY: `at` is good for the codes of `count` k's in each of P panels, `x` for a block in each of R rows.
-    unsafe {
-        let mut sums = [[S::splat_i32(0); P]; R];
-        for r in 0..R {
-            let x = &*x.add(r * stride);
-            let start = match KIND {
-                // Unsigned codes need no correction.
-                I4 if MIN => 0,
-                I4 if part == 2 => x.offset_nibble,
-                I4 => x.half_offset[part] >> 4,
-                _ if !S::BIASED => 0,
-                _ if part == 2 => x.offset,
-                _ => x.half_offset[part],
-            };
-            sums[r] = [S::splat_i32(start); P];
-        }
-        let group = |r: usize, g: usize| (*x.add(r * stride)).codes.as_ptr().add(k + 4 * g).cast::<i32>().read_unaligned();
-        if KIND == I8 {
-            for g in 0..count / 4 {
-                let w: [S::W; P] = std::array::from_fn(|j| S::load_weights(at.add(j * panel_bytes + g * 64)));
-                for r in 0..R {
-                    let x = group(r, g);
-                    for j in 0..P {
-                        sums[r][j] = S::dot(sums[r][j], w[j], x);
-                    }
-                }
+impl<S: Lanes, const KIND: u8, const HALF: bool, const MIN: bool, const R: usize, const P: usize>
+    IntegerTile<'_, S, KIND, HALF, MIN, R, P>
+{
+    /// Bytes of codes in a stretch of 64 k's.
+    const CODES: usize = if KIND == I8 { SUPER * LANES } else { SUPER * LANES / 2 };
+    /// Bytes of scales in a stretch; minimums take as many again.
+    const SCALES: usize = SUPER / if HALF { 16 } else { 32 } * LANES * 2;
+    const STRETCH: usize = Self::CODES + Self::SCALES * if MIN { 2 } else { 1 };
+
+    /// Exact integer sums of `groups` groups of four k's from `k` of a block; `part` says which of the stored sums belong to them
+    /// (0, 1: the halves; 2: the whole block).
+    #[inline(always)]
+    unsafe fn dots(
+        at: *const u8,
+        step: usize,
+        x: *const Q8Block,
+        stride: usize,
+        k: usize,
+        groups: usize,
+        part: usize,
+        table: S::T,
+    ) -> [[S::I; P]; R] {
+        // SAFETY: `at` is good for the codes of the groups in each of P panels, `x` for a block in each of R rows.
+        unsafe {
+            let mut sums = [[S::splat_i32(0); P]; R];
+            unroll!(r < R {
+                let x = &*x.add(r * stride);
+                let start = match KIND {
+                    // Unsigned codes need no correction.
+                    I4 if MIN => 0,
+                    I4 if part == 2 => x.offset_nibble,
+                    I4 => x.half_offset[part % 2] >> 4,
+                    _ if !S::BIASED => 0,
+                    _ if part == 2 => x.offset,
+                    _ => x.half_offset[part % 2],
+                };
+                let start = S::splat_i32(start);
+                unroll!(j < P { sums[r][j] = start; });
+            });
+            macro_rules! group {
+                ($r:expr, $g:expr) => {
+                    x.add($r * stride).cast::<i8>().add(k + 4 * $g).cast::<i32>().read_unaligned()
+                };
             }
-        } else {
-            for q in 0..count / 8 {
-                let n: [(S::N, S::N); P] = std::array::from_fn(|j| S::load_nibbles(at.add(j * panel_bytes + q * 64)));
-                for high in 0..2 {
-                    let n: [S::N; P] = n.map(|n| if high == 0 { n.0 } else { n.1 });
-                    if KIND == I4 {
-                        for r in 0..R {
-                            let x = group(r, 2 * q + high);
-                            for j in 0..P {
-                                sums[r][j] = S::dot_nibbles(sums[r][j], n[j], x);
-                            }
-                        }
-                    } else {
-                        let w: [S::W; P] = n.map(|n| S::look_up(table, n));
-                        for r in 0..R {
-                            let x = group(r, 2 * q + high);
-                            for j in 0..P {
-                                sums[r][j] = S::dot(sums[r][j], w[j], x);
-                            }
-                        }
+            if KIND == I8 {
+                unroll!(g < GROUPS {
+                    if g < groups {
+                        let mut w = [MaybeUninit::<S::W>::uninit(); P];
+                        unroll!(j < P {
+                            w[j].write(S::load_weights(at.add(j * step + g * 64)));
+                        });
+                        unroll!(r < R {
+                            let x = group!(r, g);
+                            unroll!(j < P { sums[r][j] = S::dot(sums[r][j], w[j].assume_init(), x); });
+                        });
                     }
-                }
+                });
+            } else {
+                unroll!(q < PAIRS {
+                    if q < groups / 2 {
+                        let mut low = [MaybeUninit::<S::N>::uninit(); P];
+                        let mut high = [MaybeUninit::<S::N>::uninit(); P];
+                        unroll!(j < P {
+                            let (l, h) = S::load_nibbles(at.add(j * step + q * 64));
+                            low[j].write(l);
+                            high[j].write(h);
+                        });
+                        unroll!(r < R {
+                            let x = group!(r, 2 * q);
+                            unroll!(j < P { sums[r][j] = Self::dot_codes(sums[r][j], low[j].assume_init(), x, table); });
+                        });
+                        unroll!(r < R {
+                            let x = group!(r, 2 * q + 1);
+                            unroll!(j < P { sums[r][j] = Self::dot_codes(sums[r][j], high[j].assume_init(), x, table); });
+                        });
+                    }
+                });
             }
+            sums
         }
-        sums
+    }
+
+    #[inline(always)]
+    unsafe fn dot_codes(sum: S::I, codes: S::N, x: i32, table: S::T) -> S::I {
+        // SAFETY: no pointer involved.
+        unsafe { if KIND == I4 { S::dot_nibbles(sum, codes, x) } else { S::dot(sum, S::look_up(table, codes), x) } }
+    }
+
+    /// `acc + scale * x.scale * sums - min * x.sum`, with the scales of one block (or half) at `scale`.
+    #[inline(always)]
+    unsafe fn accumulate(
+        mut acc: [[S::F; P]; R],
+        sums: [[S::I; P]; R],
+        scale: *const u8,
+        step: usize,
+        x: *const Q8Block,
+        stride: usize,
+        part: usize,
+    ) -> [[S::F; P]; R] {
+        // SAFETY: `scale` is good for 16 scales (and minimums) in each of P panels, `x` for a block in each of R rows.
+        unsafe {
+            unroll!(j < P {
+                let at = scale.add(j * step);
+                let w = S::load_f16(at);
+                unroll!(r < R {
+                    let x = S::splat((*x.add(r * stride)).scale);
+                    acc[r][j] = S::fma(S::to_float(sums[r][j]), S::mul(w, x), acc[r][j]);
+                });
+                if MIN {
+                    let m = S::load_f16(at.add(Self::SCALES));
+                    unroll!(r < R {
+                        let x = &*x.add(r * stride);
+                        let sum = if part == 2 { x.sum } else { x.half_sum[part % 2] };
+                        acc[r][j] = S::fnma(m, S::splat(sum), acc[r][j]);
+                    });
+                }
+            });
+            acc
+        }
     }
 }
 
@@ -438,26 +480,32 @@ unsafe fn dots<S: Lanes, const KIND: u8, const MIN: bool, const R: usize, const 
 #[inline(always)]
 unsafe fn finish<S: Lanes>(p: &Product<'_>, panel: usize, row: usize, sum: S::F) {
     let first = panel * LANES;
-    let lanes = (p.features - first).min(LANES);
-    // SAFETY: `lanes` outputs from `first` on belong to this row and panel, and the bias covers all features.
+    // SAFETY: the outputs from `first` on, up to the last feature, belong to this row and panel; the bias covers all features.
     unsafe {
         let y = p.y.add(row * p.y_stride + first);
-        if lanes == LANES {
-            let mut v = sum;
-            if let Some(bias) = p.bias {
-                v = S::add(v, S::load(bias.as_ptr().add(first)));
-            }
-            if p.add {
-                v = S::add(S::load(y), v);
-            }
-            S::store(y, v);
-        } else {
+        if p.features - first < LANES {
             let mut values = [0.0f32; LANES];
             S::store(values.as_mut_ptr(), sum);
-            for (i, &v) in values[..lanes].iter().enumerate() {
-                let v = p.bias.map_or(v, |bias| v + bias[first + i]);
-                *y.add(i) = if p.add { *y.add(i) + v } else { v };
-            }
+            return finish_last(p, first, y, &values);
         }
+        let mut v = sum;
+        if let Some(bias) = p.bias {
+            v = S::add(v, S::load(bias.as_ptr().add(first)));
+        }
+        if p.add {
+            v = S::add(S::load(y), v);
+        }
+        S::store(y, v);
+    }
+}
+
+/// The same for the last panel when it is not full. Kept out of the tiles, where it would be most of the code.
+#[cold]
+#[inline(never)]
+unsafe fn finish_last(p: &Product<'_>, first: usize, y: *mut f32, values: &[f32; LANES]) {
+    for i in 0..p.features - first {
+        let v = p.bias.map_or(values[i], |bias| values[i] + bias[first + i]);
+        // SAFETY: `y` is good for the features from `first` on.
+        unsafe { *y.add(i) = if p.add { *y.add(i) + v } else { v } };
     }
 }
