@@ -1,5 +1,6 @@
 //! The factory table: which model type is built by which file. The model type is matched here and nowhere else.
 
+mod deepseek_v3;
 mod dense;
 mod gemma3;
 mod olmo;
@@ -29,6 +30,7 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["phi3"], build: phi3::build },
     Family { names: &["olmo2"], build: olmo::olmo2 },
     Family { names: &["olmo3"], build: olmo::olmo3 },
+    Family { names: &["deepseek_v3"], build: deepseek_v3::build },
 ];
 
 /// The family of a config, and its normalised model type.

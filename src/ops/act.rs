@@ -16,6 +16,8 @@ pub enum Activation {
     Gelu,
     /// `max(x, 0)^2`.
     Relu2,
+    /// `1 / (1 + e^-x)`: a gate on what attention hands on.
+    Sigmoid,
 }
 
 impl Activation {
@@ -26,6 +28,7 @@ impl Activation {
             Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
             Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
             Activation::Relu2 => x.max(0.0) * x.max(0.0),
+            Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
         }
     }
 }

@@ -11,15 +11,22 @@ mod act;
 mod add;
 mod attention;
 mod embed;
+mod expand_heads;
 mod frame;
+mod head_linear;
+mod join;
+mod lanes;
 mod last_rows;
 mod linear;
 mod norm;
+mod position_scale;
 mod quantize;
+mod records;
 mod rope;
+mod rope_tail;
 mod scale;
+mod shared_attention;
 mod softcap;
-
 
 use crate::backend::cpu::pool::Worker;
 use crate::error::Result;
@@ -31,13 +38,20 @@ pub use act::{ActMul, Activation};
 pub use add::{Add, AddNorm};
 pub use attention::{Attention, CacheWrite};
 pub use embed::Embed;
+pub use expand_heads::ExpandHeads;
 pub use frame::{Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, StoredRows, Weight};
+pub use head_linear::HeadLinear;
+pub use join::Join;
 pub use last_rows::LastRows;
 pub use linear::Linear;
 pub use norm::{Norm, NormKind};
+pub use position_scale::PositionScale;
 pub use quantize::Quantize;
+pub use records::{RecordWrite, Records};
 pub use rope::{Rope, RopeStyle, RopeTable};
+pub use rope_tail::RopeTail;
 pub use scale::Scale;
+pub use shared_attention::{Pooled, SharedAttention};
 pub use softcap::Softcap;
 
 /// A tensor of the circuit, by number.
