@@ -10,6 +10,8 @@ use crate::ops::{self, Kind, KvSpec, Op, Port, Shape, Shapes, StateId, Value, We
 pub trait Declared {
     /// `[rows, cols]` of a weight; a vector is `[1, len]`.
     fn weight(&self, id: WeightId) -> (usize, usize);
+    /// Matrices of a weight: its experts, else 1.
+    fn experts(&self, id: WeightId) -> usize;
     /// Dims of a layer's key/value pages.
     fn kv(&self, id: StateId) -> KvSpec;
     /// The weight's name, for `explain`.
@@ -91,6 +93,9 @@ impl Shapes for Tape<'_> {
     }
     fn weight(&self, weight: WeightId) -> (usize, usize) {
         self.declared.weight(weight)
+    }
+    fn experts(&self, weight: WeightId) -> usize {
+        self.declared.experts(weight)
     }
     fn kv(&self, state: StateId) -> KvSpec {
         self.declared.kv(state)

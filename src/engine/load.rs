@@ -11,10 +11,10 @@ use crate::backend::cpu::pool::{Pool, available_threads};
 use crate::backend::cpu::simd;
 use crate::cache::PagePool;
 use crate::error::{Error, Kind, Result};
-use crate::ops::{Weight, WeightId};
+use crate::ops::Weight;
 use crate::options::{Compute, LoadOptions};
 use crate::text::{ChatTemplate, Tokenizer};
-use crate::weights::{Role, Source};
+use crate::weights::{Role, Source, WeightSpec};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,8 +67,8 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         let weight = pack::read(&supply, spec, &prepared.layouts[index], &pool)?;
         done += weight.bytes() as u64;
         weights.push(weight);
-        if let (Source::Tensors(parts), Role::Matrix) = (&spec.source, spec.role) {
-            parts.iter().for_each(|part| prepared.checkpoint.release(&part.tensor));
+        if matches!(spec.role, Role::Matrix | Role::Experts) {
+            spec.parts().for_each(|part| prepared.checkpoint.release(&part.tensor));
         }
         report(done.min(plan.weights), "weights")?;
     }
@@ -87,8 +87,8 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
             .declarations
             .weights
             .iter()
-            .filter(|w| matches!(w.source, Source::Tensors(_)))
-            .map(|w| (w.rows * w.cols) as u64)
+            .filter(|w| !matches!(w.source, Source::Constant(_)))
+            .map(WeightSpec::elements)
             .sum(),
         layers: dims.layers,
         hidden: dims.hidden,
@@ -143,14 +143,15 @@ impl Engine {
             .weights
             .iter()
             .enumerate()
-            .filter(|(_, w)| w.role == Role::Matrix)
-            .map(|(i, _)| self.weights[WeightId(i as u32).0 as usize].bytes() as u64)
+            .filter(|(_, w)| matches!(w.role, Role::Matrix | Role::Experts))
+            .map(|(i, w)| self.weights[i].bytes() as u64 / w.experts().max(1) as u64 * w.active as u64)
             .sum()
     }
 
     /// Multiply-adds of one token in the matrices, times two.
     pub fn token_flops(&self) -> u64 {
-        self.prepared.declarations.weights.iter().filter(|w| w.role == Role::Matrix).map(|w| 2 * (w.rows * w.cols) as u64).sum()
+        let matrices = self.prepared.declarations.weights.iter().filter(|w| matches!(w.role, Role::Matrix | Role::Experts));
+        matrices.map(|w| 2 * (w.rows * w.cols * w.active) as u64).sum()
     }
 
     pub(super) fn weights(&self) -> &[Weight] {

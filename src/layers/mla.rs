@@ -5,7 +5,7 @@
 //! tokens take the same form, so that a prompt cut any way gives the same bits. [`MlaForm::Expanded`] keeps each head's keys and
 //! values instead: larger, and fewer operations a key.
 
-use super::{Config, Linear, RmsNorm};
+use super::{Config, Linear, Mixer, RmsNorm};
 use crate::circuit::Tape;
 use crate::error::Result;
 use crate::ops::{self, Activation, CacheWrite, ExpandHeads, HeadLinear, Join, KvSpec, KvType, PositionScale, RecordWrite, Records, RopeStyle, RopeTail, SharedAttention, StateId, Value, WeightId};
@@ -257,8 +257,10 @@ impl Mla {
         self.out.record(t, a)
     }
 
-    /// Records the layer; `ropes` are the tables of this circuit.
-    pub fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value {
+}
+
+impl Mixer for Mla {
+    fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value {
         let parts = self.queries(t, x, ropes);
         self.attend(t, x, parts, Value::NONE)
     }

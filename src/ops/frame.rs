@@ -147,10 +147,36 @@ pub struct Matrix {
     pub parts: Vec<Packed>,
 }
 
+impl Matrix {
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.parts.iter().map(Packed::rows).sum()
+    }
+
+    /// Decodes row `row` into `out`, which has the matrix's width.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        let mut first = 0;
+        for part in &self.parts {
+            if row < first + part.rows() {
+                return part.decode_row(row - first, out).expect("the row is inside, and `out` has the weight's width");
+            }
+            first += part.rows();
+        }
+        panic!("row {row} of a matrix of {first}: tokens are checked against the vocabulary");
+    }
+
+    /// Bytes of memory it holds.
+    pub fn bytes(&self) -> usize {
+        self.parts.iter().map(|p| p.data().len()).sum()
+    }
+}
+
 /// A weight as operations use it.
 pub enum Weight {
     /// Packed for products; also serves row look-ups.
     Matrix(Matrix),
+    /// A matrix for each expert, all of one shape.
+    Experts(Vec<Matrix>),
     /// A vector in f32 (norms, biases, factors).
     Vector(Vec<f32>),
     /// Rows as the checkpoint stores them, decoded when looked up (an embedding that is no output matrix).
@@ -184,19 +210,23 @@ impl Weight {
         }
     }
 
-    /// Decodes row `row` into `out`.
+    /// The experts' matrices, for operations whose check asked for them.
+    pub fn experts(&self) -> &[Matrix] {
+        match self {
+            Weight::Experts(experts) => experts,
+            Weight::Matrix(m) => std::slice::from_ref(m),
+            _ => panic!("the tape's check asked for experts"),
+        }
+    }
+
+    /// Decodes row `row` into `out`; experts' rows are counted one expert after the other.
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         match self {
             Weight::Vector(v) => out.copy_from_slice(&v[row * out.len()..][..out.len()]),
-            Weight::Matrix(m) => {
-                let mut first = 0;
-                for part in &m.parts {
-                    if row < first + part.rows() {
-                        return part.decode_row(row - first, out).expect("the row is inside, and `out` has the weight's width");
-                    }
-                    first += part.rows();
-                }
-                panic!("row {row} of a matrix of {first}: tokens are checked against the vocabulary");
+            Weight::Matrix(m) => m.decode_row(row, out),
+            Weight::Experts(experts) => {
+                let rows = experts.first().map_or(1, Matrix::rows).max(1);
+                experts[row / rows].decode_row(row % rows, out);
             }
             Weight::Stored { dtype, cols, data } => {
                 let bytes = dtype.bytes(*cols).expect("rows are whole blocks: checked when the weight was made");
@@ -208,7 +238,8 @@ impl Weight {
     /// Bytes of memory it holds (mapped files do not count).
     pub fn bytes(&self) -> usize {
         match self {
-            Weight::Matrix(m) => m.parts.iter().map(|p| p.data().len()).sum(),
+            Weight::Matrix(m) => m.bytes(),
+            Weight::Experts(experts) => experts.iter().map(Matrix::bytes).sum(),
             Weight::Vector(v) => size_of_val(v.as_slice()),
             Weight::Stored { .. } => 0,
         }

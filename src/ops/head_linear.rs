@@ -4,8 +4,8 @@
 //! its value rows as they are (outputs leave it). Both read the one stored matrix, row by row, so neither is stored twice.
 #![allow(unsafe_code)] // pieces of outputs, disjoint by head and row
 
-use super::lanes::{axpy, dot, with_scratch};
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, WeightId};
+use super::lanes::{axpy, dot};
+use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, WeightId, scratch};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -123,7 +123,8 @@ impl Op for HeadLinear {
         turn.worker.each(turn.counter, self.heads * blocks, 1, |range| {
             for item in range {
                 let (head, block) = (item / blocks, item % blocks);
-                with_scratch(cols, |w| self.head(frame, head, block * ROWS..((block + 1) * ROWS).min(rows), w));
+                let rows = block * ROWS..((block + 1) * ROWS).min(rows);
+                scratch::with(|s| self.head(frame, head, rows, scratch::sized(&mut s.a, cols)));
             }
         });
     }

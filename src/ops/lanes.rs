@@ -34,17 +34,6 @@ pub(super) fn dot64(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// A buffer of `n` floats that a worker uses again and again, so that a step allocates nothing once it is warm.
-pub(super) fn with_scratch<R>(n: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
-    thread_local!(static SCRATCH: std::cell::RefCell<Vec<f32>> = const { std::cell::RefCell::new(Vec::new()) });
-    SCRATCH.with_borrow_mut(|v| {
-        if v.len() < n {
-            v.resize(n, 0.0);
-        }
-        f(&mut v[..n])
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

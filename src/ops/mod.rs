@@ -10,12 +10,15 @@
 mod act;
 mod add;
 mod attention;
+mod combine;
 mod embed;
 mod expand_heads;
 mod frame;
 mod head_linear;
 mod join;
 mod lanes;
+mod expert_linear;
+mod head_gate;
 mod last_rows;
 mod linear;
 mod norm;
@@ -26,6 +29,8 @@ mod rope;
 mod rope_tail;
 mod scale;
 mod shared_attention;
+mod route;
+mod scratch;
 mod softcap;
 
 use crate::backend::cpu::pool::Worker;
@@ -37,11 +42,14 @@ use std::sync::atomic::AtomicUsize;
 pub use act::{ActMul, Activation};
 pub use add::{Add, AddNorm};
 pub use attention::{Attention, CacheWrite};
+pub use combine::Combine;
 pub use embed::Embed;
 pub use expand_heads::ExpandHeads;
 pub use frame::{Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, StoredRows, Weight};
 pub use head_linear::HeadLinear;
 pub use join::Join;
+pub use expert_linear::ExpertLinear;
+pub use head_gate::HeadGate;
 pub use last_rows::LastRows;
 pub use linear::Linear;
 pub use norm::{Norm, NormKind};
@@ -50,6 +58,7 @@ pub use quantize::Quantize;
 pub use records::{RecordWrite, Records};
 pub use rope::{Rope, RopeStyle, RopeTable};
 pub use rope_tail::RopeTail;
+pub use route::{Groups, Route, Scoring};
 pub use scale::Scale;
 pub use shared_attention::{Pooled, SharedAttention};
 pub use softcap::Softcap;
@@ -133,10 +142,22 @@ pub enum Port {
 pub trait Shapes {
     /// Shape of a value recorded before.
     fn value(&self, value: Value) -> Shape;
-    /// `[rows, cols]` of a weight; a vector is `[1, len]`.
+    /// `[rows, cols]` of a weight, of one expert where it has several; a vector is `[1, len]`.
     fn weight(&self, weight: WeightId) -> (usize, usize);
+    /// Matrices of a weight: its experts, else 1.
+    fn experts(&self, weight: WeightId) -> usize;
     /// Dims of a layer's key/value pages.
     fn kv(&self, state: StateId) -> KvSpec;
+}
+
+/// A product's weight, and its input in both forms; [`crate::circuit`] connects what the weight's format wants.
+pub struct Product<'a> {
+    /// The weight.
+    pub weight: WeightId,
+    /// f32, or none once no part wants it.
+    pub x: &'a mut Value,
+    /// Q8, or none until some part wants it.
+    pub q: &'a mut Value,
 }
 
 /// One operation. Implementations are data; they hold no buffers.
@@ -150,6 +171,11 @@ pub trait Op: Debug + Send + Sync {
     /// States it touches, for the order of operations (key/value pages, recurrent slots).
     fn states(&self) -> Vec<(Port, StateId)> {
         Vec::new()
+    }
+
+    /// For a product with a weight: what the pass that picks formats connects.
+    fn product(&mut self) -> Option<Product<'_>> {
+        None
     }
 
     /// Whether this batch's work all falls to the first worker, so that neighbours of the same kind need no barrier.

@@ -6,8 +6,8 @@
 //! selection lists them), then compressed rows; softmax with a running maximum. So bits do not depend on the batch.
 #![allow(unsafe_code)] // pieces of outputs, disjoint by row and head
 
-use super::lanes::{axpy, dot, dot64, with_scratch};
-use super::{Frame, Op, Port, Records, Shape, Shapes, StateId, Turn, Value, WeightId};
+use super::lanes::{axpy, dot, dot64};
+use super::{Frame, Op, Port, Records, Shape, Shapes, StateId, Turn, Value, WeightId, scratch};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -188,7 +188,7 @@ impl Op for SharedAttention {
                 let (row, block) = (item / blocks, item % blocks);
                 let segment = frame.batch.segments.partition_point(|s| s.rows.end <= row);
                 let heads = block * HEADS..((block + 1) * HEADS).min(self.heads);
-                with_scratch(self.records.width, |scratch| self.heads(frame, segment, row, heads, scratch));
+                scratch::with(|s| self.heads(frame, segment, row, heads, scratch::sized(&mut s.a, self.records.width)));
             }
         });
     }
