@@ -1,11 +1,14 @@
 //! The factory table: which model type is built by which file. The model type is matched here and nowhere else.
 
+mod deepseek_v3;
 mod dense;
 mod gemma3;
 mod glm4_moe;
 mod gpt_oss;
 mod laguna;
+mod longcat_flash;
 mod minimax_m2;
+mod mistral4;
 mod mixtral;
 mod olmo;
 mod phi3;
@@ -46,6 +49,10 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["glm4_moe"], build: glm4_moe::build },
     Family { names: &["minimax_m2"], build: minimax_m2::build },
     Family { names: &["laguna"], build: laguna::build },
+    Family { names: &["deepseek_v3"], build: deepseek_v3::build },
+    Family { names: &["mistral4"], build: mistral4::build },
+    Family { names: &["mistral3"], build: mistral4::wrapped },
+    Family { names: &["longcat_flash"], build: longcat_flash::build },
 ];
 
 /// The family of a config, and its normalised model type.
