@@ -3,6 +3,7 @@
 use super::pack;
 use super::plan::Plan;
 use super::runner::Shape;
+use crate::cache::StateLayout;
 use crate::circuit::{Circuit, Needs, Program, Tape, fuse, lower};
 use crate::error::{Error, Kind, Result};
 use crate::families::loader_for_config;
@@ -41,7 +42,9 @@ impl Prepared {
         let checkpoint = if options.synthetic.is_some() { Checkpoint::open_config(path)? } else { Checkpoint::open(path)? };
         let (family, model_type) = loader_for_config(checkpoint.config())?;
         let config = Config::new(checkpoint.config())?;
-        let longest = config.usize_or("max_position_embeddings", 2048)?;
+        // Models that also see have their language model's numbers in an object of their own.
+        let text = config.opt_object("text_config")?.unwrap_or(config);
+        let longest = text.usize_or("max_position_embeddings", 2048)?;
         let context = if options.context == 0 { longest.min(DEFAULT_CONTEXT) } else { options.context };
         ensure!(
             context <= longest,
@@ -51,7 +54,7 @@ impl Prepared {
         let compute = Compute::resolve(options.compute)?;
         let kv_type = if compute == Compute::F32 { KvType::F32 } else { KvType::F16 };
         let mut declarations = Declarations::default();
-        let model = (family.build)(&config, &Build { context, kv_type }, &mut declarations)?;
+        let model = (family.build)(&config, &Build { context, kv_type, checkpoint: &checkpoint }, &mut declarations)?;
         if options.synthetic.is_none() {
             checkpoint.check_quantisation()?;
             regroup(&mut declarations, &checkpoint);
@@ -127,8 +130,11 @@ impl Prepared {
         for shape in Shape::ALL {
             scratch = scratch.max(self.program(shape, false, &[])?.0.workspace_bytes() as u64);
         }
-        let rows = 2 * 4 * self.model.dims().vocab as u64;
-        Ok(Plan { weights, kv: kv * sequences as u64, state: 0, scratch, other: rows * sequences as u64 })
+        // Each sequence has a committed and a spare state, and all share the one before any token.
+        let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
+        let states = (2 * sequences as u64 + 1) * 4;
+        let state = states * layout.slot_floats() as u64;
+        Ok(Plan { weights, kv: kv * sequences as u64, state, scratch, other: states * self.model.dims().vocab as u64 })
     }
 }
 

@@ -1,0 +1,351 @@
+//! Every operation: the pool's body against the definition, on random inputs, over batches of several sequences.
+//!
+//! A case declares weights and records a small circuit over random inputs. The same batches then run twice, each with
+//! its own caches: once by `Program::run` (fast bodies, pool), once by `Program::run_scalar` (definitions in f64).
+#![allow(unsafe_code)] // writes the rows of a test input
+
+use metrale::backend::cpu::pack::{LANES, Layout, Packed};
+use metrale::backend::cpu::pool::Pool;
+use metrale::cache::{LayerPages, PagePool};
+use metrale::circuit::{Needs, Program, Tape, Workspace, lower};
+use metrale::error::Result;
+use metrale::ops::{self, *};
+use metrale::weights::{Declarations, Part, Role, Source};
+use std::sync::atomic::AtomicBool;
+
+/// Numbers in -1..1 that depend on the seed alone.
+fn random(n: usize, seed: u64) -> Vec<f32> {
+    let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..n)
+        .map(|_| {
+            s ^= s << 13;
+            s ^= s >> 7;
+            s ^= s << 17;
+            (s >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// A test input: rows that depend on position and sequence, so that the same position gives the same row.
+#[derive(Clone, Debug)]
+struct Given {
+    width: usize,
+    seed: u64,
+    size: f32,
+    y: Value,
+}
+
+impl Given {
+    fn fill(&self, frame: &Frame<'_>) {
+        let y = frame.output(self.y);
+        for (index, segment) in frame.batch.segments.iter().enumerate() {
+            for row in segment.rows.clone() {
+                let seed = self.seed + 1000 * index as u64 + 7 * u64::from(frame.batch.positions[row]);
+                // SAFETY: runs on one thread.
+                for (y, v) in unsafe { y.row(row) }.iter_mut().zip(random(self.width, seed)) {
+                    *y = v * self.size;
+                }
+            }
+        }
+    }
+}
+
+impl Op for Given {
+    metrale::op_common!("given");
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        vec![(Port::Out, &mut self.y)]
+    }
+    fn check(&self, _: &dyn Shapes) -> Result<Vec<Shape>> {
+        Ok(vec![Shape::f32(Rows::All, self.width)])
+    }
+    fn solo(&self, _: &Frame<'_>) -> bool {
+        true
+    }
+    fn scalar(&self, frame: &Frame<'_>) {
+        self.fill(frame);
+    }
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
+        if turn.worker.index() == 0 {
+            self.fill(frame);
+        }
+    }
+}
+
+/// What a case may use while it records.
+struct Bench<'a, 'b> {
+    t: &'a mut Tape<'b>,
+    seed: u64,
+}
+
+impl Bench<'_, '_> {
+    fn given(&mut self, width: usize) -> Value {
+        self.given_size(width, 1.0)
+    }
+    fn given_size(&mut self, width: usize, size: f32) -> Value {
+        self.seed += 1;
+        self.t.op(Given { width, seed: self.seed * 100_000, size, y: Value::NONE })
+    }
+}
+
+/// Tolerance relative to the largest magnitude of the row's output.
+fn compare(name: &str, declare: impl Fn(&mut Declarations) -> Vec<u32>, layout: Layout, tolerance: f32, record: impl Fn(&mut Bench<'_, '_>, &[u32]) -> Value) {
+    let mut d = Declarations::default();
+    let ids = declare(&mut d);
+    let weights: Vec<Weight> = d
+        .weights
+        .iter()
+        .enumerate()
+        .map(|(i, spec)| match (&spec.source, spec.role) {
+            (Source::Constant(values), _) => Weight::Vector(values.clone()),
+            (_, Role::Vector { .. }) => Weight::Vector(random(spec.cols, 900 + i as u64).iter().map(|v| 1.0 + 0.5 * v).collect()),
+            (_, role) => {
+                let matrix = |e: usize| {
+                    let mut packed = Packed::new(layout, spec.rows, spec.cols).unwrap();
+                    let values = random(spec.rows * spec.cols, 500 + i as u64 + 31 * e as u64);
+                    for (panel, rows) in packed.panels_mut().zip(values.chunks(LANES * spec.cols)) {
+                        fill(layout, spec.cols, panel, rows);
+                    }
+                    Matrix { parts: vec![packed] }
+                };
+                match role {
+                    Role::Experts => Weight::Experts((0..spec.experts()).map(matrix).collect()),
+                    _ => Weight::Matrix(matrix(0)),
+                }
+            }
+        })
+        .collect();
+    let mut tape = Tape::new(&d, true);
+    let output = record(&mut Bench { t: &mut tape, seed: 1 }, &ids);
+    let mut circuit = tape.finish(output).unwrap_or_else(|e| panic!("{name}: {e}"));
+    lower(&mut circuit, &|_| Needs { f32: !layout.is_integer(), q8: layout.is_integer() });
+    let program = Program::new(circuit, 64, 4, &[]).unwrap();
+    let pool = Pool::new(3).unwrap();
+    let mut workspaces = [0, 1].map(|_| Workspace::new(program.workspace_bytes()).unwrap());
+    let pools: Vec<_> = d.kv.iter().map(|spec| PagePool::new(spec.page_bytes())).collect();
+    let mut caches: [Vec<Vec<LayerPages>>; 2] =
+        [0, 1].map(|_| (0..3).map(|_| pools.iter().map(|p| LayerPages::new(p, 256).unwrap()).collect()).collect());
+    let mut lengths = [0usize; 3];
+    // Rows for each of three sequences in successive batches: alone, together, prompts beside single tokens.
+    for counts in [[5, 0, 0], [1, 1, 17], [33, 1, 0], [1, 1, 1], [2, 3, 40]] {
+        let mut found: Vec<Vec<f32>> = Vec::new();
+        for side in 0..2 {
+            let mut batch = Batch { kv_states: d.kv.len(), ..Batch::default() };
+            for (s, &count) in counts.iter().enumerate().filter(|(_, c)| **c > 0) {
+                let start = batch.tokens.len();
+                for p in lengths[s]..lengths[s] + count {
+                    batch.tokens.push((p * 7 + s) as i32 % 32);
+                    batch.positions.push(p as u32);
+                }
+                batch.segments.push(Segment { rows: start..start + count, position: lengths[s] });
+                for pages in &mut caches[side][s] {
+                    pages.reserve(lengths[s], lengths[s] + count).unwrap();
+                    batch.kv.push(KvPages::new(pages.pointers()));
+                }
+            }
+            if side == 0 {
+                program.run(&pool, &mut workspaces[0], &batch, &weights, &AtomicBool::new(false)).unwrap();
+            } else {
+                program.run_scalar(&mut workspaces[1], &batch, &weights);
+            }
+            let mut rows = Vec::new();
+            program.read(&mut workspaces[side], &batch, output, &mut rows).unwrap();
+            found.push(rows);
+        }
+        let most = found[1].iter().fold(1e-3f32, |m, v| m.max(v.abs()));
+        for (i, (fast, exact)) in found[0].iter().zip(&found[1]).enumerate() {
+            assert!((fast - exact).abs() <= tolerance * most, "{name}, rows {counts:?}, element {i}: {fast} against {exact} (of {most})");
+        }
+        assert!(found[1].iter().any(|v| *v != 0.0), "{name}: all zeros prove nothing");
+        (0..3).for_each(|s| lengths[s] += counts[s]);
+    }
+}
+
+/// Packs rows of floats as `layout`; integer layouts take codes made from the values.
+fn fill(layout: Layout, cols: usize, panel: &mut [u8], values: &[f32]) {
+    use metrale::backend::cpu::pack::CodeRow;
+    if !layout.is_integer() {
+        let rows: Vec<&[f32]> = values.chunks(cols).collect();
+        return layout.fill_f32(cols, panel, &rows).unwrap();
+    }
+    let (low, high) = match layout {
+        Layout::I8 { .. } => (-127.0, 127.0),
+        Layout::I4 { min: false, .. } => (-8.0, 7.0),
+        _ => (0.0, 15.0),
+    };
+    let codes: Vec<i8> = values.iter().map(|v| (low + (v + 1.0) / 2.0 * (high - low)).round() as i8).collect();
+    let blocks = cols / layout.block();
+    let scale: Vec<f32> = values.iter().take(blocks).map(|v| 0.01 + 0.01 * v.abs()).collect();
+    let min: Vec<f32> = if layout.has_min() { scale.iter().map(|s| s * 7.0).collect() } else { Vec::new() };
+    let rows: Vec<CodeRow<'_>> = codes.chunks(cols).map(|codes| CodeRow { codes, scale: &scale, min: &min, gain: 1.0 }).collect();
+    layout.fill_codes(cols, panel, &rows).unwrap();
+}
+
+fn none(_: &mut Declarations) -> Vec<u32> {
+    Vec::new()
+}
+
+#[test]
+fn elementwise() {
+    compare("add", none, Layout::F32, 1e-6, |b, _| {
+        let (x, y) = (b.given(96), b.given(96));
+        b.t.add(x, y)
+    });
+    compare("scale", none, Layout::F32, 1e-6, |b, _| {
+        let x = b.given(33);
+        b.t.scale(x, 1.7)
+    });
+    compare("softcap", none, Layout::F32, 1e-6, |b, _| {
+        let x = b.given_size(48, 40.0);
+        b.t.op(Softcap { x, cap: 30.0, y: Value::NONE })
+    });
+    let bounded = [Activation::ClampedSilu { limit: 2.0 }, Activation::SwigluOai { alpha: 1.702, limit: 2.0 }];
+    let plain = [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Relu2, Activation::Sigmoid, Activation::Softplus];
+    for act in plain.into_iter().chain(bounded) {
+        compare(&format!("act_mul {act:?}"), none, Layout::F32, 1e-6, |b, _| {
+            let h = b.given_size(2 * 1100, 6.0);
+            let (gate, up) = (b.t.slice(h, 0, 1100), b.t.slice(h, 1100, 1100));
+            b.t.op(ActMul { act, gate, up, y: Value::NONE })
+        });
+    }
+}
+
+#[test]
+fn head_gates() {
+    compare("head_gate", none, Layout::F32, 1e-6, |b, _| {
+        let (gate, x) = (b.given_size(5, 6.0), b.given(5 * 24));
+        b.t.op(HeadGate { act: Activation::Softplus, gate, x, y: Value::NONE })
+    });
+}
+
+/// A router over `choices`, with every switch of it in some case.
+fn routers(choices: usize) -> Vec<Route> {
+    let (logits, y) = (Value::NONE, Value::NONE);
+    let plain = Route { logits, scoring: Scoring::Softmax, bias: None, groups: None, top_k: 3, normalize: true, scale: 1.0, gain: None, y };
+    let bias = Some(WeightId(0));
+    vec![
+        plain.clone(),
+        Route { normalize: false, scale: 2.5, ..plain.clone() },
+        Route { normalize: false, bias, ..plain.clone() },
+        Route { scoring: Scoring::SoftmaxPicked, top_k: choices, normalize: false, ..plain.clone() },
+        Route { scoring: Scoring::Sigmoid, bias, scale: 1.5, gain: bias, ..plain.clone() },
+        Route { scoring: Scoring::Sigmoid, bias, groups: Some(Groups { count: 4, keep: 2, best_two: true }), ..plain.clone() },
+        Route { groups: Some(Groups { count: 4, keep: 1, best_two: false }), ..plain.clone() },
+        Route { scoring: Scoring::SqrtSoftplus, bias, top_k: 1, ..plain },
+    ]
+}
+
+#[test]
+fn routes() {
+    for (i, op) in routers(24).into_iter().enumerate() {
+        let declare = |d: &mut Declarations| vec![d.vector("bias", 24, 0.0).0];
+        compare(&format!("route {i}"), declare, Layout::F32, 1e-6, |b, _| {
+            let logits = b.given_size(24, 4.0);
+            b.t.op(Route { logits, ..op.clone() })
+        });
+    }
+}
+
+/// Routed products with inputs shared by the slots and of their own, with and without bias, with ids that no expert has; put together
+/// with a gated shared expert.
+#[test]
+fn routed_experts() {
+    let layouts = [Layout::F32, Layout::Bf16, Layout::I8 { block: 32, min: false }, Layout::I4 { block: 32, min: true }];
+    for layout in layouts {
+        // 9 experts and 3 choices beyond them; 70 outputs end inside a panel and need two chunks.
+        let (experts, choices, slots, hidden, inner) = (9, 12, 3, 64, 96);
+        let declare = move |d: &mut Declarations| {
+            let matrices = |rows: usize| (0..experts).map(|e| vec![Part::whole(format!("{e}"), rows)]).collect::<Vec<_>>();
+            let up = d.experts("up", matrices(inner), hidden);
+            let down = d.experts("down", matrices(70), inner);
+            vec![up.0, d.vector("bias", experts * inner, 0.0).0, down.0]
+        };
+        compare(&format!("experts {layout:?}"), declare, layout, if layout.is_integer() { 2e-2 } else { 5e-6 }, |b, w| {
+            let (x, logits) = (b.given(hidden), b.given_size(choices, 3.0));
+            let route = b.t.op(Route { logits, top_k: slots, ..routers(choices)[0].clone() });
+            let expert = |x, weight, bias| ExpertLinear { x, q: Value::NONE, route, weight, bias, slots, y: Value::NONE };
+            let up = b.t.op(expert(x, WeightId(w[0]), Some(WeightId(w[1]))));
+            let down = b.t.op(expert(up, WeightId(w[2]), None));
+            let (shared, gate, identity) = (b.given(70), b.given(1), b.given(70));
+            b.t.op(Combine { x: down, route, shared, gate, identity, experts, y: Value::NONE })
+        });
+        compare(&format!("heads {layout:?}"), declare, layout, 5e-6, |b, w| {
+            let x = b.given(experts * hidden);
+            b.t.op(ExpertLinear { x, q: Value::NONE, route: Value::NONE, weight: WeightId(w[0]), bias: None, slots: experts, y: Value::NONE })
+        });
+    }
+}
+
+#[test]
+fn norms() {
+    let vector = |n: usize| move |d: &mut Declarations| vec![d.vector("w", n, 0.0).0, d.vector("b", n, 0.0).0];
+    for (kind, bias) in [(NormKind::Rms, false), (NormKind::Layer, true)] {
+        for (width, group) in [(96, 0), (100, 0), (96, 32), (64, 16)] {
+            let n = if group == 0 { width } else { group };
+            compare(&format!("norm {kind:?} {width}/{group}"), vector(n), Layout::F32, 2e-6, |b, w| {
+                let x = b.given(width);
+                b.t.op(Norm { kind, x, weight: Some(WeightId(w[0])), bias: bias.then_some(WeightId(w[1])), group, eps: 1e-5, y: Value::NONE })
+            });
+        }
+    }
+    compare("add_norm", vector(576), Layout::F32, 2e-6, |b, w| {
+        let (x, y) = (b.given(576), b.given(576));
+        b.t.record(AddNorm { a: x, b: y, weight: WeightId(w[0]), eps: 1e-5, sum: Value::NONE, y: Value::NONE })[1]
+    });
+}
+
+#[test]
+fn products() {
+    let layouts = [
+        (Layout::F32, 2e-6),
+        (Layout::Bf16, 2e-6),
+        (Layout::F16, 2e-6),
+        (Layout::I8 { block: 32, min: false }, 2e-6),
+        (Layout::I8 { block: 16, min: true }, 2e-6),
+        (Layout::I4 { block: 32, min: false }, 2e-6),
+        (Layout::I4 { block: 32, min: true }, 2e-6),
+    ];
+    for (layout, tolerance) in layouts {
+        for (rows, cols) in [(48, 64), (100, 160), (17, 32)] {
+            let declare = move |d: &mut Declarations| vec![d.matrix("w", rows, cols).0, d.vector("b", rows, 0.0).0];
+            compare(&format!("linear {layout:?} {rows}x{cols}"), declare, layout, tolerance, |b, w| {
+                let x = b.given(cols);
+                b.t.op(ops::Linear { x, q: Value::NONE, weight: WeightId(w[0]), bias: Some(WeightId(w[1])), y: Value::NONE })
+            });
+        }
+    }
+}
+
+#[test]
+fn embeddings_and_rotations() {
+    let declare = |d: &mut Declarations| vec![d.matrix("e", 32, 64).0];
+    compare("embed", declare, Layout::Bf16, 1e-6, |b, w| b.t.op(Embed { table: WeightId(w[0]), factor: 3.0, y: Value::NONE }));
+    let declare = |d: &mut Declarations| vec![d.constant("f", vec![1.0, 0.3, 0.1, 0.01]).0];
+    for style in [RopeStyle::Halves, RopeStyle::Pairs] {
+        compare(&format!("rope {style:?}"), declare, Layout::F32, 1e-6, |b, w| {
+            let x = b.given(3 * 12);
+            let table = b.t.op(RopeTable { frequencies: WeightId(w[0]), factor: 1.1, y: Value::NONE });
+            b.t.op(Rope { x, table, head_dim: 12, style, y: Value::NONE })
+        });
+    }
+}
+
+#[test]
+fn attention() {
+    for dtype in [KvType::F32, KvType::F16] {
+        for (heads, kv_heads, dim, window, softcap, sinks) in
+            [(4, 2, 16, None, None, false), (4, 1, 64, Some(24), None, true), (3, 3, 40, Some(1), Some(5.0), false), (8, 2, 80, Some(100), None, false)]
+        {
+            let spec = KvSpec { heads: kv_heads, key_dim: dim, value_dim: dim, dtype };
+            let declare = move |d: &mut Declarations| {
+                d.kv(spec);
+                vec![d.vector("sinks", heads, 0.0).0]
+            };
+            compare(&format!("attention {heads}/{kv_heads}x{dim} {window:?} {softcap:?} {dtype:?}"), declare, Layout::F32, 1e-5, |b, w| {
+                let (q, k, v) = (b.given(heads * dim), b.given(kv_heads * dim), b.given(kv_heads * dim));
+                b.t.record(CacheWrite { k, v, state: StateId(0), spec });
+                let sinks = sinks.then_some(WeightId(w[0]));
+                b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 1.5, window, softcap, sinks, y: Value::NONE })
+            });
+        }
+    }
+}
