@@ -340,3 +340,27 @@ fn a_method_nobody_reads_stops_a_load_by_name() {
         assert!(e.message().contains(method), "{e}");
     }
 }
+
+#[test]
+fn integer_products_stay_near_the_exact_ones() {
+    let reference = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/reference/models");
+    let mut seen = 0;
+    for name in ["llama-ct-w4a16", "llama-ct-nvfp4", "llama-ct-fp8", "llama-fp8-block", "llama-modelopt-fp8", "llama-modelopt-nvfp4", "llama-gguf-low"] {
+        let Some(path) = [reference.join(name), fixtures().join(name)].into_iter().find(|p| p.exists()) else {
+            println!("SKIPPED: {name} is not here");
+            continue;
+        };
+        let golden = support::golden::Golden::read(&path);
+        let options = metrale::options::LoadOptions { compute: Some(metrale::options::Compute::Fast), threads: 2, ..Default::default() };
+        let engine = metrale::engine::load(&path, &options, None).unwrap();
+        let found = engine.capture(&golden.prompt, 64, &["logits"], metrale::engine::Bodies::Fast).unwrap();
+        let square = |sum: f64, x: f64| sum + x * x;
+        let error = found[0].values.iter().zip(&golden.prompt_logits).map(|(a, b)| f64::from(a - b)).fold(0.0, square);
+        let size = golden.prompt_logits.iter().map(|x| f64::from(*x)).fold(0.0, square);
+        let relative = (error / size).sqrt();
+        println!("{name:<22} {relative:.4}");
+        assert!(relative > 0.0 && relative < 0.03, "{name}: {relative}");
+        seen += 1;
+    }
+    assert!(seen > 0);
+}
