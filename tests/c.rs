@@ -48,9 +48,10 @@ fn compile(name: &str, suffix: &str, link: &[String]) -> PathBuf {
     program
 }
 
+/// An old-style rpath comes before LD_LIBRARY_PATH, in which cargo may name a folder with an older copy of the library.
 fn shared_library() -> Vec<String> {
     let folder = library_folder().display().to_string();
-    vec![format!("-L{folder}"), "-lmetrale".into(), format!("-Wl,-rpath,{folder}"), "-lm".into()]
+    vec![format!("-L{folder}"), "-lmetrale".into(), format!("-Wl,-rpath,{folder}"), "-Wl,--disable-new-dtags".into(), "-lm".into()]
 }
 
 /// A program succeeds, and neither it nor the library says a word.

@@ -34,7 +34,7 @@ fn compile(source: &Path, name: &str) -> Option<PathBuf> {
     let folder = library_folder();
     let mut command = Command::new(&compiler);
     command.args(STRICT).arg("-I").arg(root().join("include")).arg("-o").arg(&program).arg(source);
-    command.arg("-L").arg(&folder).arg("-lmetrale").arg(format!("-Wl,-rpath,{}", folder.display()));
+    command.arg("-L").arg(&folder).arg("-lmetrale").arg(format!("-Wl,-rpath,{}", folder.display())).arg("-Wl,--disable-new-dtags");
     let done = command.output().expect("the compiler runs");
     assert!(done.status.success(), "{}:\n{}", source.display(), String::from_utf8_lossy(&done.stderr));
     Some(program)

@@ -31,7 +31,7 @@ const UNSAFE_PLACES: &[&str] = &[
     "src/abi/",
     "src/backend/cpu/",
     "src/backend/cuda/",
-    "src/cache/pages.rs",
+    "src/cache/",
     "src/comm/nccl.rs",
     "src/ops/",
     "src/tensor/view.rs",
