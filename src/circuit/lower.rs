@@ -3,7 +3,7 @@
 //! Integer weights meet 8-bit activations. One quantised form of a value serves all products that read it.
 
 use super::tape::{Circuit, Node};
-use crate::ops::{Kind, Linear, Quantize, Shape, Value, WeightId};
+use crate::ops::{Kind, Quantize, Shape, Value, WeightId};
 use std::collections::HashMap;
 
 /// Which forms of `x` the parts of a weight want.
@@ -19,25 +19,22 @@ pub struct Needs {
 pub fn lower(circuit: &mut Circuit, needs: &dyn Fn(WeightId) -> Needs) {
     let mut quantized: HashMap<Value, Value> = HashMap::new();
     let mut nodes = Vec::with_capacity(circuit.nodes.len() + circuit.nodes.len() / 4);
-    for node in std::mem::take(&mut circuit.nodes) {
-        let Some(linear) = node.op.as_any().downcast_ref::<Linear>() else {
-            nodes.push(node);
-            continue;
-        };
-        let mut linear = linear.clone();
-        let need = needs(linear.weight);
-        if need.q8 {
-            linear.q = *quantized.entry(linear.x).or_insert_with(|| {
-                let shape = circuit.values[linear.x.0 as usize].shape;
-                let y = circuit.new_value(Shape { kind: Kind::Q8, sliced: false, ..shape });
-                nodes.push(Node { op: Box::new(Quantize { x: linear.x, y }), layer: node.layer });
-                y
-            });
+    for mut node in std::mem::take(&mut circuit.nodes) {
+        if let Some(product) = node.op.product() {
+            let (x, need) = (*product.x, needs(product.weight));
+            if need.q8 {
+                *product.q = *quantized.entry(x).or_insert_with(|| {
+                    let shape = circuit.values[x.0 as usize].shape;
+                    let y = circuit.new_value(Shape { kind: Kind::Q8, sliced: false, ..shape });
+                    nodes.push(Node { op: Box::new(Quantize { x, y }), layer: node.layer });
+                    y
+                });
+            }
+            if !need.f32 {
+                *product.x = Value::NONE;
+            }
         }
-        if !need.f32 {
-            linear.x = Value::NONE;
-        }
-        nodes.push(Node { op: Box::new(linear), layer: node.layer });
+        nodes.push(node);
     }
     circuit.nodes = nodes;
 }

@@ -4,14 +4,18 @@
 //! operation it arose in. So a layer reads like its formula.
 
 use crate::error::{Error, Result};
-use crate::ops::{self, Kind, KvSpec, Op, Port, Shape, Shapes, StateId, Value, WeightId};
+use crate::ops::{self, Kind, KvSpec, Op, Port, Shape, Shapes, SlotId, StateId, Value, WeightId};
 
 /// Shapes of what a model declared before recording.
 pub trait Declared {
     /// `[rows, cols]` of a weight; a vector is `[1, len]`.
     fn weight(&self, id: WeightId) -> (usize, usize);
+    /// Matrices of a weight: its experts, else 1.
+    fn experts(&self, id: WeightId) -> usize;
     /// Dims of a layer's key/value pages.
     fn kv(&self, id: StateId) -> KvSpec;
+    /// Elements of a recurrent slot.
+    fn slot(&self, id: SlotId) -> usize;
     /// The weight's name, for `explain`.
     fn weight_name(&self, id: WeightId) -> &str;
 }
@@ -92,8 +96,14 @@ impl Shapes for Tape<'_> {
     fn weight(&self, weight: WeightId) -> (usize, usize) {
         self.declared.weight(weight)
     }
+    fn experts(&self, weight: WeightId) -> usize {
+        self.declared.experts(weight)
+    }
     fn kv(&self, state: StateId) -> KvSpec {
         self.declared.kv(state)
+    }
+    fn slot(&self, slot: SlotId) -> usize {
+        self.declared.slot(slot)
     }
 }
 

@@ -9,12 +9,12 @@ use super::synthetic::Random;
 use super::vocabulary;
 use crate::backend::cpu::pool::{Pool, available_threads};
 use crate::backend::cpu::simd;
-use crate::cache::PagePool;
+use crate::cache::{PagePool, State, StateLayout, StatePool};
 use crate::error::{Error, Kind, Result};
-use crate::ops::{Weight, WeightId};
+use crate::ops::Weight;
 use crate::options::{Compute, LoadOptions};
 use crate::text::{ChatTemplate, Tokenizer};
-use crate::weights::{Role, Source};
+use crate::weights::{Role, Source, WeightSpec};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,6 +39,8 @@ pub struct Engine {
     pool: Pool,
     runner: Mutex<Runner>,
     pools: Vec<Arc<PagePool>>,
+    states: Arc<StatePool>,
+    zero: Arc<State>,
     tokenizer: Result<Arc<Tokenizer>>,
     template: Result<ChatTemplate>,
 }
@@ -67,12 +69,14 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         let weight = pack::read(&supply, spec, &prepared.layouts[index], &pool)?;
         done += weight.bytes() as u64;
         weights.push(weight);
-        if let (Source::Tensors(parts), Role::Matrix) = (&spec.source, spec.role) {
-            parts.iter().for_each(|part| prepared.checkpoint.release(&part.tensor));
+        if matches!(spec.role, Role::Matrix | Role::Experts) {
+            spec.parts().for_each(|part| prepared.checkpoint.release(&part.tensor));
         }
         report(done.min(plan.weights), "weights")?;
     }
-    let runner = Mutex::new(Runner::new(&prepared)?);
+    let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, prepared.model.dims().vocab)?);
+    let zero = states.zero()?;
+    let runner = Mutex::new(Runner::new(&prepared, states.layout().slots())?);
     let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes())).collect();
     let (tokenizer, end_tokens) = vocabulary::open(&prepared.checkpoint);
     let template = match &tokenizer {
@@ -87,8 +91,8 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
             .declarations
             .weights
             .iter()
-            .filter(|w| matches!(w.source, Source::Tensors(_)))
-            .map(|w| (w.rows * w.cols) as u64)
+            .filter(|w| !matches!(w.source, Source::Constant(_)))
+            .map(WeightSpec::elements)
             .sum(),
         layers: dims.layers,
         hidden: dims.hidden,
@@ -102,7 +106,7 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         end_tokens,
     };
     report(plan.weights, "done")?;
-    Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, pools, tokenizer, template }))
+    Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, pools, states, zero, tokenizer, template }))
 }
 
 impl Engine {
@@ -143,14 +147,15 @@ impl Engine {
             .weights
             .iter()
             .enumerate()
-            .filter(|(_, w)| w.role == Role::Matrix)
-            .map(|(i, _)| self.weights[WeightId(i as u32).0 as usize].bytes() as u64)
+            .filter(|(_, w)| matches!(w.role, Role::Matrix | Role::Experts))
+            .map(|(i, w)| self.weights[i].bytes() as u64 / w.experts().max(1) as u64 * w.active as u64)
             .sum()
     }
 
     /// Multiply-adds of one token in the matrices, times two.
     pub fn token_flops(&self) -> u64 {
-        self.prepared.declarations.weights.iter().filter(|w| w.role == Role::Matrix).map(|w| 2 * (w.rows * w.cols) as u64).sum()
+        let matrices = self.prepared.declarations.weights.iter().filter(|w| matches!(w.role, Role::Matrix | Role::Experts));
+        matrices.map(|w| 2 * (w.rows * w.cols * w.active) as u64).sum()
     }
 
     pub(super) fn weights(&self) -> &[Weight] {
@@ -163,6 +168,16 @@ impl Engine {
 
     pub(super) fn pools(&self) -> &[Arc<PagePool>] {
         &self.pools
+    }
+
+    /// Memory of recurrent states, and the state before any token.
+    pub(super) fn states(&self) -> (&Arc<StatePool>, &Arc<State>) {
+        (&self.states, &self.zero)
+    }
+
+    /// Whether sequences carry recurrent slots.
+    pub fn is_recurrent(&self) -> bool {
+        !self.prepared.declarations.slots.is_empty()
     }
 
     pub(super) fn runner(&self) -> MutexGuard<'_, Runner> {

@@ -8,7 +8,7 @@ use crate::error::{Error, Kind, Result, vec_filled};
 use crate::ops::{Matrix, StoredRows, Weight};
 use crate::quant::{self, Unpacked};
 use crate::tensor::{DType, TensorView};
-use crate::weights::{Checkpoint, Part, Role, Source, WeightSpec};
+use crate::weights::{Checkpoint, Part, Pick, Role, Source, WeightSpec};
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,19 +21,27 @@ pub(super) enum Supply {
 
 /// Reads one weight.
 pub(super) fn read(supply: &Supply, spec: &WeightSpec, layouts: &[Layout], pool: &Pool) -> Result<Weight> {
-    let parts = match &spec.source {
-        Source::Constant(values) => return Ok(Weight::Vector(values.clone())),
-        Source::Tensors(parts) => parts,
+    let one = |parts: &[Part], layouts: &[Layout]| -> Result<Matrix> {
+        let mut packed = Vec::with_capacity(parts.len());
+        for (part, layout) in parts.iter().zip(layouts) {
+            packed.push(matrix(supply, part, spec.cols, *layout, pool).map_err(|e| e.context(&part.tensor))?);
+        }
+        Ok(Matrix { parts: packed })
     };
-    match spec.role {
-        Role::Vector { add } => vector(supply, parts, add).map(Weight::Vector),
-        Role::Rows => stored(supply, &parts[0], spec.cols),
-        Role::Matrix => {
-            let mut packed = Vec::with_capacity(parts.len());
-            for (part, layout) in parts.iter().zip(layouts) {
-                packed.push(matrix(supply, part, spec.cols, *layout, pool).map_err(|e| e.context(&part.tensor))?);
+    match (&spec.source, spec.role) {
+        (Source::Constant(values), _) => Ok(Weight::Vector(values.clone())),
+        (Source::Tensors(parts), Role::Vector { add }) => vector(supply, parts, add).map(Weight::Vector),
+        (Source::Tensors(parts), Role::Rows) => stored(supply, &parts[0], spec.cols),
+        (Source::Tensors(parts), _) => one(parts, layouts).map(Weight::Matrix),
+        (Source::Experts(experts), _) => {
+            let mut layouts = layouts;
+            let mut matrices = crate::error::vec_with_capacity(experts.len(), "the list of experts")?;
+            for parts in experts {
+                let (own, rest) = layouts.split_at(parts.len().min(layouts.len()));
+                matrices.push(one(parts, own)?);
+                layouts = rest;
             }
-            Ok(Weight::Matrix(Matrix { parts: packed }))
+            Ok(Weight::Experts(matrices))
         }
     }
 }
@@ -49,7 +57,7 @@ fn vector(supply: &Supply, parts: &[Part], add: f32) -> Result<Vec<f32>> {
     for part in parts {
         let piece = &mut out[at..at + part.rows];
         match supply {
-            Supply::Checkpoint(checkpoint) => decode_vector(&view(checkpoint, &part.tensor)?, piece)?,
+            Supply::Checkpoint(checkpoint) => decode_vector(&view(checkpoint, &part.tensor)?, part, piece)?,
             Supply::Random(random) => random.vector(&part.tensor, piece),
         }
         at += part.rows;
@@ -58,12 +66,12 @@ fn vector(supply: &Supply, parts: &[Part], add: f32) -> Result<Vec<f32>> {
     Ok(out)
 }
 
-/// A vector's values; where rows move (biases of interleaved heads), each element is a row.
-fn decode_vector(view: &TensorView<'_>, out: &mut [f32]) -> Result<()> {
-    let mut stored = vec_filled(out.len(), 0.0, "a vector of weights")?;
+/// A part's elements of a stored vector; where rows move (biases of interleaved heads), each element is a row.
+fn decode_vector(view: &TensorView<'_>, part: &Part, out: &mut [f32]) -> Result<()> {
+    let mut stored = vec_filled(view.elements().unwrap_or(usize::MAX), 0.0, "a vector of weights")?;
     quant::decode(view.dtype, view.data, &mut stored)?;
     for (row, v) in out.iter_mut().enumerate() {
-        *v = stored[view.row_map.stored(row)] + view.offset;
+        *v = stored[view.row_map.stored(part.stored(row))] + view.offset;
     }
     Ok(())
 }
@@ -99,6 +107,10 @@ fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool
         Supply::Checkpoint(checkpoint) => Some(view(checkpoint, &part.tensor)?),
         Supply::Random(_) => None,
     };
+    let columns = match (&tensor, part.pick) {
+        (Some(view), Pick::Transposed { of, index, first, step, from }) => Some(columns(view, part, of[2], index * of[1] + from, (first, step), cols, pool)?),
+        _ => None,
+    };
     let panels: Vec<Mutex<&mut [u8]>> = packed.panels_mut().map(Mutex::new).collect();
     let counter = AtomicUsize::new(0);
     let failure: Mutex<Option<Error>> = Mutex::new(None);
@@ -109,11 +121,16 @@ fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool
                 let rows = index * LANES..((index + 1) * LANES).min(part.rows);
                 let mut panel = panels[index].lock().unwrap_or_else(PoisonError::into_inner);
                 let done = match (&tensor, supply) {
-                    (Some(view), _) => fill(view, layout, cols, rows, &mut panel, &mut scratch),
+                    (Some(_), _) if columns.is_some() => {
+                        let values = columns.as_deref().unwrap_or_default();
+                        let rows: Vec<&[f32]> = rows.map(|row| &values[row * cols..][..cols]).collect();
+                        layout.fill_f32(cols, &mut panel, &rows)
+                    }
+                    (Some(view), _) => fill(view, part, layout, cols, rows, &mut panel, &mut scratch),
                     (None, Supply::Random(random)) => {
                         scratch.rows(rows.len(), cols).and_then(|values| {
                             for (lane, row) in values.chunks_mut(cols).enumerate() {
-                                random.matrix_row(&part.tensor, index * LANES + lane, row);
+                                random.matrix_row(&part.tensor, part.stored(index * LANES + lane), row);
                             }
                             Ok(())
                         }).and_then(|()| fill_values(random.dtype, layout, cols, rows.len(), &mut panel, &mut scratch))
@@ -158,9 +175,51 @@ impl Scratch {
     }
 }
 
+/// A transposed part as rows in f32: stored rows are decoded one by one, and the part's columns of each kept.
+fn columns(view: &TensorView<'_>, part: &Part, width: usize, start: usize, (first, step): (usize, usize), cols: usize, pool: &Pool) -> Result<Vec<f32>> {
+    const STRIP: usize = 64;
+    let mut values = vec_filled(part.rows.saturating_mul(cols), 0.0f32, "a transposed matrix")?;
+    // Each worker decodes a strip of stored rows and writes it as a strip of every output row.
+    let rows: Vec<Mutex<Vec<&mut [f32]>>> = {
+        let mut strips: Vec<Vec<&mut [f32]>> = (0..cols.div_ceil(STRIP)).map(|_| Vec::with_capacity(part.rows)).collect();
+        for row in values.chunks_mut(cols.max(1)) {
+            row.chunks_mut(STRIP).zip(&mut strips).for_each(|(piece, strip)| strip.push(piece));
+        }
+        strips.into_iter().map(Mutex::new).collect()
+    };
+    let (counter, failure) = (AtomicUsize::new(0), Mutex::new(None));
+    pool.run(&|worker| {
+        let mut stored = vec![0.0f32; width];
+        worker.each(&counter, rows.len(), 1, |range| {
+            for strip in range {
+                let mut out = rows[strip].lock().unwrap_or_else(PoisonError::into_inner);
+                for k in 0..STRIP.min(cols - strip * STRIP) {
+                    if let Err(e) = quant::decode(view.dtype, row_bytes(view, width, start + strip * STRIP + k), &mut stored) {
+                        failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                        return;
+                    }
+                    out.iter_mut().enumerate().for_each(|(row, piece)| piece[k] = stored[first + row * step]);
+                }
+            }
+        });
+    })?;
+    drop(rows);
+    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(e) => Err(e),
+        None => Ok(values),
+    }
+}
+
+/// Bytes of stored row `row` of rows of `cols` elements; the row map of the view applies.
+fn row_bytes<'a>(view: &TensorView<'a>, cols: usize, row: usize) -> &'a [u8] {
+    let bytes = view.dtype.bytes(cols).unwrap_or(0);
+    &view.data[view.row_map.stored(row) * bytes..][..bytes]
+}
+
 /// Fills one panel from stored rows.
-fn fill(view: &TensorView<'_>, layout: Layout, cols: usize, rows: Range<usize>, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
-    let stored: [&[u8]; LANES] = std::array::from_fn(|lane| if rows.start + lane < rows.end { view.row(rows.start + lane) } else { &[] });
+fn fill(view: &TensorView<'_>, part: &Part, layout: Layout, cols: usize, rows: Range<usize>, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+    let stored: [&[u8]; LANES] =
+        std::array::from_fn(|lane| if rows.start + lane < rows.end { row_bytes(view, cols, part.stored(rows.start + lane)) } else { &[] });
     fill_stored(view.dtype, layout, cols, &stored[..rows.len()], panel, scratch)
 }
 

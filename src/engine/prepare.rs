@@ -2,6 +2,7 @@
 
 use super::plan::Plan;
 use super::runner::Shape;
+use crate::cache::StateLayout;
 use crate::circuit::{Circuit, Needs, Program, Tape, fuse, lower};
 use crate::error::{Error, Kind, Result};
 use crate::families::loader_for_config;
@@ -10,7 +11,7 @@ use crate::model::{Build, Model};
 use crate::ops::{KvType, Value, WeightId};
 use crate::options::{Compute, LoadOptions};
 use crate::tensor::DType;
-use crate::weights::{Checkpoint, Declarations, Role, Source, WeightSpec};
+use crate::weights::{Checkpoint, Declarations, Part, Pick, Role, Source, WeightSpec};
 use crate::{bail, ensure};
 use crate::backend::cpu::pack::{Layout, Packed};
 use std::path::Path;
@@ -40,7 +41,9 @@ impl Prepared {
         let checkpoint = if options.synthetic.is_some() { Checkpoint::open_config(path)? } else { Checkpoint::open(path)? };
         let (family, model_type) = loader_for_config(checkpoint.config())?;
         let config = Config::new(checkpoint.config())?;
-        let longest = config.usize_or("max_position_embeddings", 2048)?;
+        // Models that also see have their language model's numbers in an object of their own.
+        let text = config.opt_object("text_config")?.unwrap_or(config);
+        let longest = text.usize_or("max_position_embeddings", 2048)?;
         let context = if options.context == 0 { longest.min(DEFAULT_CONTEXT) } else { options.context };
         ensure!(
             context <= longest,
@@ -50,7 +53,7 @@ impl Prepared {
         let compute = Compute::resolve(options.compute)?;
         let kv_type = if compute == Compute::F32 { KvType::F32 } else { KvType::F16 };
         let mut declarations = Declarations::default();
-        let model = (family.build)(&config, &Build { context, kv_type }, &mut declarations)?;
+        let model = (family.build)(&config, &Build { context, kv_type, checkpoint: &checkpoint }, &mut declarations)?;
         let mut findings = Vec::new();
         let mut layouts = Vec::with_capacity(declarations.weights.len());
         for spec in &declarations.weights {
@@ -107,14 +110,13 @@ impl Prepared {
     pub fn plan(&self, sequences: usize) -> Result<Plan> {
         let mut weights = 0u64;
         for (spec, layouts) in self.declarations.weights.iter().zip(&self.layouts) {
-            weights += match (&spec.source, spec.role) {
-                (Source::Tensors(parts), Role::Matrix) => parts
-                    .iter()
-                    .zip(layouts)
-                    .map(|(part, layout)| Packed::bytes(*layout, part.rows, spec.cols).unwrap_or(0) as u64)
-                    .sum(),
-                (_, Role::Rows) => if self.options.synthetic.is_some() { (spec.rows * spec.cols * 2) as u64 } else { 0 },
-                _ => (spec.cols * 4) as u64,
+            weights += match spec.role {
+                Role::Matrix | Role::Experts => {
+                    let bytes = |(part, layout): (&Part, &Layout)| Packed::bytes(*layout, part.rows, spec.cols).unwrap_or(0) as u64;
+                    spec.parts().zip(layouts).map(bytes).sum()
+                }
+                Role::Rows => if self.options.synthetic.is_some() { (spec.rows * spec.cols * 2) as u64 } else { 0 },
+                Role::Vector { .. } => (spec.cols * 4) as u64,
             };
         }
         let pages = self.context.div_ceil(crate::ops::PAGE) as u64;
@@ -123,33 +125,46 @@ impl Prepared {
         for shape in Shape::ALL {
             scratch = scratch.max(self.program(shape, false, &[])?.0.workspace_bytes() as u64);
         }
-        let rows = 2 * 4 * self.model.dims().vocab as u64;
-        Ok(Plan { weights, kv: kv * sequences as u64, state: 0, scratch, other: rows * sequences as u64 })
+        // Each sequence has a committed and a spare state, and all share the one before any token.
+        let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
+        let states = (2 * sequences as u64 + 1) * 4;
+        let state = states * layout.slot_floats() as u64;
+        Ok(Plan { weights, kv: kv * sequences as u64, state, scratch, other: states * self.model.dims().vocab as u64 })
     }
 }
 
 /// The layout of each part of a weight, after checking that the checkpoint holds it in the declared shape.
 fn part_layouts(checkpoint: &Checkpoint, spec: &WeightSpec, compute: Compute, options: &LoadOptions) -> Result<Vec<Layout>> {
-    let Source::Tensors(parts) = &spec.source else { return Ok(Vec::new()) };
+    if let Source::Experts(experts) = &spec.source {
+        for (index, parts) in experts.iter().enumerate() {
+            let rows: usize = parts.iter().map(|p| p.rows).sum();
+            ensure!(rows == spec.rows, Internal, "{}: expert {index} has {rows} rows, expert 0 has {}", spec.name, spec.rows);
+        }
+    }
     let mut layouts = Vec::new();
-    for part in parts {
+    for part in spec.parts() {
+        let cols = if matches!(spec.role, Role::Vector { .. }) { 1 } else { spec.cols };
+        let wanted = part.shape(cols)?;
         let dtype = match options.synthetic {
             Some(synthetic) => synthetic.dtype,
             None => {
                 let view = checkpoint.tensor(&part.tensor).ok_or_else(|| {
                     Error::new(Kind::CorruptFile, format!("the checkpoint has no tensor {}, which the config asks for", part.tensor)).named(&part.tensor)
                 })?;
-                let wanted = if matches!(spec.role, Role::Vector { .. }) { vec![part.rows] } else { vec![part.rows, spec.cols] };
-                if view.shape != wanted {
-                    let text = format!("{}: the checkpoint holds {:?}, the config asks for {wanted:?}", part.tensor, view.shape);
+                if squeezed(&view.shape) != squeezed(&wanted) {
+                    let text = format!("{}: the checkpoint holds {:?}, the config asks for {:?}", part.tensor, view.shape, squeezed(&wanted));
                     return Err(Error::new(Kind::Mismatch, text).named(&part.tensor));
                 }
                 view.dtype
             }
         };
         match spec.role {
-            Role::Matrix => {
-                let layout = layout_for(dtype, spec.cols, compute).map_err(|e| e.context(&part.tensor).named(&part.tensor))?;
+            Role::Matrix | Role::Experts => {
+                let mut layout = layout_for(dtype, spec.cols, compute).map_err(|e| e.context(&part.tensor).named(&part.tensor))?;
+                if matches!(part.pick, Pick::Transposed { .. }) && layout.is_integer() {
+                    // Scales run along stored rows, which a transposed part crosses.
+                    layout = Layout::Bf16;
+                }
                 if Packed::bytes(layout, part.rows, spec.cols).is_none() {
                     bail!(TooLarge, "{}: [{}, {}] does not fit {layout:?}", part.tensor, part.rows, spec.cols);
                 }
@@ -163,6 +178,11 @@ fn part_layouts(checkpoint: &Checkpoint, spec: &WeightSpec, compute: Compute, op
         }
     }
     Ok(layouts)
+}
+
+/// A shape without its dimensions of 1, which change nothing about where elements lie.
+fn squeezed(shape: &[usize]) -> Vec<usize> {
+    shape.iter().copied().filter(|&n| n != 1).collect()
 }
 
 /// How a matrix of `dtype` is packed. Formats that hold exact f32, BF16 or F16 stay what they are; block formats become

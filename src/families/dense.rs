@@ -2,7 +2,7 @@
 //! biases on q, k, v, Qwen 3 norms on queries and keys, SmolLM3 layers without rotation.
 
 use crate::error::Result;
-use crate::layers::{Attention, AttentionDims, Block, Config, GatedMlp, QkNorm, RmsNorm, RopeParameters, Ropes};
+use crate::layers::{Attention, AttentionDims, Block, Config, FeedForward, GatedMlp, HeadGating, QkNorm, RmsNorm, RopeParameters, Ropes};
 use crate::model::{Build, Decoder, Dims, Head, Model, TransformerLayer};
 use crate::ops::Activation;
 use crate::weights::Declarations;
@@ -21,6 +21,10 @@ pub(super) struct Common {
     pub eps: f32,
     pub act: Activation,
     pub tied: bool,
+    /// What tensor names of the language model begin with.
+    pub root: &'static str,
+    /// Name of the output matrix.
+    pub head: &'static str,
 }
 
 impl Common {
@@ -54,6 +58,8 @@ impl Common {
             eps: c.f64_or("rms_norm_eps", 1e-6)? as f32,
             act,
             tied: c.bool_or("tie_word_embeddings", tied)?,
+            root: "model",
+            head: "lm_head",
         })
     }
 
@@ -69,19 +75,44 @@ impl Common {
             qkv_bias: false,
             out_bias: false,
             qk_norm: QkNorm::No,
+            sinks: false,
+            gating: HeadGating::No,
             rope: None,
             kv_type: build.kv_type,
         }
     }
 
+    /// Name of a tensor, or of a part, of layer `i`.
+    pub(super) fn name(&self, i: usize, part: &str) -> String {
+        format!("{}.layers.{i}.{part}", self.root)
+    }
+
+    /// Layer `i` as Llama arranges it: norms before attention and before the feed-forward.
+    pub(super) fn pre_norm<M: FeedForward + 'static>(&self, d: &mut Declarations, i: usize, dims: AttentionDims, mlp: M) -> Box<dyn TransformerLayer> {
+        let norm = |d: &mut Declarations, part: &str| Some(RmsNorm::new(d, &self.name(i, part), self.hidden, self.eps, 0.0));
+        Box::new(Block {
+            attention_pre: norm(d, "input_layernorm"),
+            attention: Attention::new(d, &self.name(i, "self_attn"), dims),
+            attention_post: None,
+            mlp_pre: norm(d, "post_attention_layernorm"),
+            mlp,
+            mlp_post: None,
+        })
+    }
+
+    /// The gated MLP of layer `i` under its usual name.
+    pub(super) fn mlp(&self, d: &mut Declarations, i: usize, bias: bool) -> GatedMlp {
+        GatedMlp::new(d, &self.name(i, "mlp"), self.hidden, self.inner, self.act, bias)
+    }
+
     pub(super) fn decoder(&self, d: &mut Declarations, ropes: Ropes, layers: Vec<Box<dyn TransformerLayer>>, norm_add: f32) -> Decoder {
         Decoder {
             dims: Dims { vocab: self.vocab, hidden: self.hidden, layers: self.layers, context: self.context },
-            head: Head::new(d, "model.embed_tokens.weight", "lm_head", self.vocab, self.hidden, self.tied),
+            head: Head::new(d, &format!("{}.embed_tokens.weight", self.root), self.head, self.vocab, self.hidden, self.tied),
             embed_factor: 1.0,
             ropes,
             layers,
-            norm: RmsNorm::new(d, "model.norm", self.hidden, self.eps, norm_add),
+            norm: RmsNorm::new(d, &format!("{}.norm", self.root), self.hidden, self.eps, norm_add),
             logit_factor: 1.0,
             logit_softcap: None,
         }
@@ -119,7 +150,6 @@ fn build(c: &Config<'_>, b: &Build, d: &mut Declarations, common: Common, recipe
     let rope = ropes.add(d, RopeParameters::read(c, common.head_dim, None, b.context)?);
     let layers = (0..common.layers)
         .map(|i| {
-            let name = |part: &str| format!("model.layers.{i}.{part}");
             let dims = AttentionDims {
                 window: recipe.windows[i],
                 qkv_bias: recipe.qkv_bias,
@@ -128,15 +158,8 @@ fn build(c: &Config<'_>, b: &Build, d: &mut Declarations, common: Common, recipe
                 rope: recipe.rotates[i].then_some(rope),
                 ..common.attention(b)
             };
-            let layer = Block {
-                attention_pre: Some(RmsNorm::new(d, &name("input_layernorm"), common.hidden, common.eps, 0.0)),
-                attention: Attention::new(d, &name("self_attn"), dims),
-                attention_post: None,
-                mlp_pre: Some(RmsNorm::new(d, &name("post_attention_layernorm"), common.hidden, common.eps, 0.0)),
-                mlp: GatedMlp::new(d, &name("mlp"), common.hidden, common.inner, common.act, recipe.mlp_bias),
-                mlp_post: None,
-            };
-            Box::new(layer) as Box<dyn TransformerLayer>
+            let mlp = common.mlp(d, i, recipe.mlp_bias);
+            common.pre_norm(d, i, dims, mlp)
         })
         .collect();
     Ok(Box::new(common.decoder(d, ropes, layers, 0.0)))
@@ -171,7 +194,7 @@ pub(super) fn mistral(c: &Config<'_>, b: &Build, d: &mut Declarations) -> Result
 }
 
 /// Layers from `max_window_layers` on slide where `use_sliding_window` is set; the window is off by default.
-fn qwen_windows(c: &Config<'_>, layers: usize) -> Result<Vec<Option<usize>>> {
+pub(super) fn qwen_windows(c: &Config<'_>, layers: usize) -> Result<Vec<Option<usize>>> {
     let slides = c.bool_or("use_sliding_window", false)?;
     let window = c.count("sliding_window")?;
     let first = c.count("max_window_layers")?.unwrap_or(0);
@@ -195,9 +218,12 @@ pub(super) fn qwen2(c: &Config<'_>, b: &Build, d: &mut Declarations) -> Result<B
 }
 
 pub(super) fn qwen3(c: &Config<'_>, b: &Build, d: &mut Declarations) -> Result<Box<dyn Model>> {
-    // 128 is the published default where head_dim is absent.
-    let mut common = Common::read(c, false)?;
-    common.head_dim = c.usize_or("head_dim", 128)?;
+    qwen3_under(c, b, d, "model", false)
+}
+
+/// Qwen 3 under tensor names that begin with `root`; `tied` where the config does not say.
+pub(super) fn qwen3_under(c: &Config<'_>, b: &Build, d: &mut Declarations, root: &'static str, tied: bool) -> Result<Box<dyn Model>> {
+    let common = Common { root, ..qwen3_common(c, tied)? };
     let bias = c.bool_or("attention_bias", false)?;
     let recipe = Recipe {
         windows: qwen_windows(c, common.layers)?,
@@ -208,6 +234,13 @@ pub(super) fn qwen3(c: &Config<'_>, b: &Build, d: &mut Declarations) -> Result<B
         rotates: vec![true; common.layers],
     };
     build(c, b, d, common, recipe)
+}
+
+/// 128 is the published default where head_dim is absent.
+pub(super) fn qwen3_common(c: &Config<'_>, tied: bool) -> Result<Common> {
+    let mut common = Common::read(c, tied)?;
+    common.head_dim = c.usize_or("head_dim", 128)?;
+    Ok(common)
 }
 
 /// Every `no_rope_layer_interval`-th layer leaves queries and keys unrotated; `no_rope_layers` says 1 where a layer rotates.

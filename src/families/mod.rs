@@ -1,13 +1,25 @@
 //! The factory table: which model type is built by which file. The model type is matched here and nowhere else.
 
+mod deepseek_v3;
 mod dense;
 mod gemma3;
+mod glm4_moe;
+mod gpt_oss;
+mod laguna;
+mod longcat_flash;
+mod minimax_m2;
+mod mistral4;
+mod mixtral;
 mod olmo;
 mod phi3;
+mod qwen3_moe;
+mod qwen3_vl;
 
+use crate::ensure;
 use crate::error::{Error, Kind, Result};
-use crate::layers::Config;
+use crate::layers::{Config, ExpertDims};
 use crate::model::ModelWeightLoader;
+use crate::ops::Groups;
 use serde_json::Value;
 
 /// A family: the model types it goes by, and how its config becomes a model.
@@ -29,6 +41,18 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["phi3"], build: phi3::build },
     Family { names: &["olmo2"], build: olmo::olmo2 },
     Family { names: &["olmo3"], build: olmo::olmo3 },
+    Family { names: &["qwen3_moe"], build: qwen3_moe::build },
+    Family { names: &["qwen3_vl"], build: qwen3_vl::dense },
+    Family { names: &["qwen3_vl_moe"], build: qwen3_vl::moe },
+    Family { names: &["mixtral"], build: mixtral::build },
+    Family { names: &["gpt_oss"], build: gpt_oss::build },
+    Family { names: &["glm4_moe"], build: glm4_moe::build },
+    Family { names: &["minimax_m2"], build: minimax_m2::build },
+    Family { names: &["laguna"], build: laguna::build },
+    Family { names: &["deepseek_v3"], build: deepseek_v3::build },
+    Family { names: &["mistral4"], build: mistral4::build },
+    Family { names: &["mistral3"], build: mistral4::wrapped },
+    Family { names: &["longcat_flash"], build: longcat_flash::build },
 ];
 
 /// The family of a config, and its normalised model type.
@@ -43,6 +67,28 @@ pub fn loader_for_config(config: &Value) -> Result<(&'static Family, String)> {
         let known: Vec<&str> = FAMILIES.iter().flat_map(|f| f.names).copied().collect();
         Error::new(Kind::Unsupported, format!("model_type {found:?} is not supported; known: {}", known.join(", "))).named("model_type")
     })
+}
+
+/// Sizes of routed experts, under the names a family's config has for them.
+fn sizes(c: &Config<'_>, common: &dense::Common, count: &str, inner: &str) -> Result<ExpertDims> {
+    let (experts, top_k) = (c.usize(count)?, c.usize("num_experts_per_tok")?);
+    // Each expert has tensors of its own; a count beyond this is no model and would only fill memory with names.
+    ensure!(experts <= MOST_EXPERTS, LimitExceeded, "config.json: {count} is {experts}; at most {MOST_EXPERTS} are possible");
+    ensure!(top_k <= experts, Mismatch, "config.json: num_experts_per_tok is {top_k}, {count} is {experts}");
+    Ok(ExpertDims { hidden: common.hidden, inner: c.usize(inner)?, count: experts, top_k, act: common.act })
+}
+
+/// Most experts of a layer, several times what any published model has.
+const MOST_EXPERTS: usize = 4096;
+
+/// The limit of the choice to groups (`n_group`, `topk_group`), if it limits anything.
+fn group_limit(c: &Config<'_>, experts: usize) -> Result<Option<Groups>> {
+    let (count, keep) = (c.usize_or("n_group", 1)?, c.usize_or("topk_group", 1)?);
+    if count == 1 {
+        return Ok(None);
+    }
+    ensure!(experts.is_multiple_of(count), Mismatch, "config.json: {experts} experts do not split into {count} groups (n_group)");
+    Ok(Some(Groups { count, keep, best_two: true }))
 }
 
 #[cfg(test)]

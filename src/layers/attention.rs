@@ -1,9 +1,9 @@
 //! Grouped-query attention (Ainslie et al., 2023) with the variants families differ in: biases, norms on queries and
-//! keys, rotary embedding or none, windows, soft caps.
+//! keys, rotary embedding or none, windows, soft caps, sinks, gates on the output.
 
-use super::{Linear, RmsNorm};
+use super::{Linear, Mixer, RmsNorm};
 use crate::circuit::Tape;
-use crate::ops::{self, CacheWrite, KvSpec, KvType, Rope, RopeStyle, StateId, Value};
+use crate::ops::{self, ActMul, Activation, CacheWrite, HeadGate, KvSpec, KvType, Rope, RopeStyle, StateId, Value, WeightId};
 use crate::weights::Declarations;
 
 /// Norm on queries and keys, before the rotation.
@@ -15,6 +15,17 @@ pub enum QkNorm {
     PerHead(f32, f32),
     /// Over all heads at once (OLMo 2).
     Whole(f32),
+}
+
+/// A gate on the heads' outputs, before the output product; its logits are a product with the layer's input.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum HeadGating {
+    /// None.
+    No,
+    /// One number for each head.
+    PerHead(Activation),
+    /// One for each element.
+    PerElement(Activation),
 }
 
 /// Sizes and switches of an attention layer.
@@ -40,6 +51,10 @@ pub struct AttentionDims {
     pub out_bias: bool,
     /// Norm on queries and keys.
     pub qk_norm: QkNorm,
+    /// A learned score for each head that only takes weight away (GPT-OSS).
+    pub sinks: bool,
+    /// Gate on the heads' outputs.
+    pub gating: HeadGating,
     /// Which rotary table (see [`super::Ropes`]); none leaves positions to the mask.
     pub rope: Option<usize>,
     /// Element type of cached keys and values.
@@ -52,13 +67,15 @@ pub struct Attention {
     dims: AttentionDims,
     qkv: Linear,
     norms: Option<(RmsNorm, RmsNorm)>,
+    sinks: Option<WeightId>,
+    gate: Option<Linear>,
     out: Linear,
     state: StateId,
     spec: KvSpec,
 }
 
 impl Attention {
-    /// Tensors `<name>.q_proj`, `k_proj`, `v_proj`, `o_proj`, and `q_norm`, `k_norm` where asked for.
+    /// Tensors `<name>.q_proj`, `k_proj`, `v_proj`, `o_proj`, and `q_norm`, `k_norm`, `sinks`, `g_proj` where asked for.
     pub fn new(d: &mut Declarations, name: &str, dims: AttentionDims) -> Attention {
         let (q, kv) = (dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim);
         let part = |p: &str| format!("{name}.{p}_proj");
@@ -84,9 +101,16 @@ impl Attention {
             }
             QkNorm::Whole(eps) => Some((RmsNorm::new(d, &q_norm, q, eps, 0.0), RmsNorm::new(d, &k_norm, kv, eps, 0.0))),
         };
+        let sinks = dims.sinks.then(|| d.vector(&format!("{name}.sinks"), dims.heads, 0.0));
+        let gates = match dims.gating {
+            HeadGating::No => None,
+            HeadGating::PerHead(_) => Some(dims.heads),
+            HeadGating::PerElement(_) => Some(q),
+        };
+        let gate = gates.map(|n| Linear::new(d, &format!("{name}.g_proj"), n, dims.hidden, false));
         let out = Linear::new(d, &format!("{name}.o_proj"), dims.hidden, q, dims.out_bias);
         let spec = KvSpec { heads: dims.kv_heads, key_dim: dims.head_dim, value_dim: dims.head_dim, dtype: dims.kv_type };
-        Attention { dims, qkv, norms, out, state: d.kv(spec), spec }
+        Attention { dims, qkv, norms, sinks, gate, out, state: d.kv(spec), spec }
     }
 
     /// Records the layer; `ropes` are the tables of this circuit.
@@ -107,7 +131,7 @@ impl Attention {
             k = turn(k);
         }
         t.record(CacheWrite { k, v, state: self.state, spec: self.spec });
-        let a = t.op(ops::Attention {
+        let mut a = t.op(ops::Attention {
             q,
             state: self.state,
             spec: self.spec,
@@ -115,9 +139,22 @@ impl Attention {
             scale: d.scale,
             window: d.window,
             softcap: d.softcap,
-            sinks: None,
+            sinks: self.sinks,
             y: Value::NONE,
         });
+        if let Some(gate) = self.gate.as_ref().map(|gate| gate.record(t, x)) {
+            a = match d.gating {
+                HeadGating::No => a,
+                HeadGating::PerHead(act) => t.op(HeadGate { act, gate, x: a, y: Value::NONE }),
+                HeadGating::PerElement(act) => t.op(ActMul { act, gate, up: a, y: Value::NONE }),
+            };
+        }
         self.out.record(t, a)
+    }
+}
+
+impl Mixer for Attention {
+    fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value {
+        Attention::record(self, t, x, ropes)
     }
 }

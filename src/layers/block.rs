@@ -4,19 +4,31 @@ use super::{Attention, GatedMlp, RmsNorm};
 use crate::circuit::Tape;
 use crate::ops::Value;
 
+/// A feed-forward part: one MLP, or many experts.
+pub trait FeedForward: Send + Sync {
+    /// Records the part.
+    fn record(&self, t: &mut Tape<'_>, x: Value) -> Value;
+}
+
+/// The part of a layer in which positions meet: attention, or what stands in its place.
+pub trait Mixer: Send + Sync {
+    /// Records the part; `ropes` are the tables of this circuit.
+    fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value;
+}
+
 /// `h = x + post(attention(pre(x)))`, `y = h + post(mlp(pre(h)))`; an absent norm passes its input on.
 #[derive(Clone, Debug)]
-pub struct Block {
+pub struct Block<A = Attention, M = GatedMlp> {
     /// Before attention.
     pub attention_pre: Option<RmsNorm>,
     /// Attention.
-    pub attention: Attention,
+    pub attention: A,
     /// After attention, before the sum.
     pub attention_post: Option<RmsNorm>,
     /// Before the feed-forward.
     pub mlp_pre: Option<RmsNorm>,
     /// Feed-forward.
-    pub mlp: GatedMlp,
+    pub mlp: M,
     /// After the feed-forward, before the sum.
     pub mlp_post: Option<RmsNorm>,
 }
@@ -28,7 +40,7 @@ fn norm(t: &mut Tape<'_>, norm: &Option<RmsNorm>, x: Value) -> Value {
     }
 }
 
-impl Block {
+impl<A: Mixer, M: FeedForward> Block<A, M> {
     /// Records the layer.
     pub fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value {
         let h = norm(t, &self.attention_pre, x);

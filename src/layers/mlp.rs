@@ -1,6 +1,6 @@
 //! Feed-forward with a gate: `down(act(gate x) * (up x))` (Shazeer, 2020).
 
-use super::Linear;
+use super::{FeedForward, Linear};
 use crate::circuit::Tape;
 use crate::ops::{ActMul, Activation, Value};
 use crate::weights::Declarations;
@@ -36,5 +36,11 @@ impl GatedMlp {
         let (gate, up) = (t.slice(h, 0, self.inner), t.slice(h, self.inner, self.inner));
         let h = t.op(ActMul { act: self.act, gate, up, y: Value::NONE });
         self.down.record(t, h)
+    }
+}
+
+impl FeedForward for GatedMlp {
+    fn record(&self, t: &mut Tape<'_>, x: Value) -> Value {
+        GatedMlp::record(self, t, x)
     }
 }

@@ -3,15 +3,21 @@
 mod attention;
 mod block;
 mod config;
+mod experts;
 mod linear;
+mod mla;
 mod mlp;
+mod moe;
 mod norm;
 mod rope;
 
-pub use attention::{Attention, AttentionDims, QkNorm};
-pub use block::Block;
+pub use attention::{Attention, AttentionDims, HeadGating, QkNorm};
+pub use block::{Block, FeedForward, Mixer};
 pub use config::Config;
+pub use experts::{ExpertDims, Experts, Stacking};
 pub use linear::Linear;
+pub use mla::{Mla, MlaDims, MlaForm, MlaParts};
 pub use mlp::GatedMlp;
+pub use moe::{Moe, Router};
 pub use norm::RmsNorm;
 pub use rope::{RopeParameters, Ropes};

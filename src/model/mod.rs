@@ -6,9 +6,9 @@ pub use decoder::{Decoder, Head};
 
 use crate::circuit::Tape;
 use crate::error::Result;
-use crate::layers::Config;
+use crate::layers::{Block, Config, FeedForward, Mixer};
 use crate::ops::{KvType, Value};
-use crate::weights::Declarations;
+use crate::weights::{Checkpoint, Declarations};
 
 /// Numbers every host asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,20 +38,29 @@ pub trait TransformerLayer: Send + Sync {
     fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value;
 }
 
-impl TransformerLayer for crate::layers::Block {
+impl<A: Mixer, M: FeedForward> TransformerLayer for Block<A, M> {
     fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value {
-        crate::layers::Block::record(self, t, x, ropes)
+        Block::record(self, t, x, ropes)
     }
 }
 
 /// What a family is told besides its config.
-#[derive(Clone, Copy, Debug)]
-pub struct Build {
+#[derive(Clone, Copy)]
+pub struct Build<'a> {
     /// Longest sequence to be run.
     pub context: usize,
     /// Element type of cached keys and values.
     pub kv_type: KvType,
+    /// For the few layouts that only the tensors tell apart; without tensors where weights are made up.
+    pub checkpoint: &'a Checkpoint,
+}
+
+impl Build<'_> {
+    /// The shape of a stored tensor.
+    pub fn shape(&self, tensor: &str) -> Option<Vec<usize>> {
+        self.checkpoint.tensor(tensor).map(|view| view.shape)
+    }
 }
 
 /// Turns a config into a model, declaring its weights: one for each family.
-pub type ModelWeightLoader = fn(&Config<'_>, &Build, &mut Declarations) -> Result<Box<dyn Model>>;
+pub type ModelWeightLoader = fn(&Config<'_>, &Build<'_>, &mut Declarations) -> Result<Box<dyn Model>>;

@@ -1,4 +1,4 @@
-//! Gated activations: `act(gate) * up` (SwiGLU and its kin; Shazeer, 2020).
+//! Gated activations: `act(gate) * up` (SwiGLU and its kin; Shazeer, 2020), with bounds and offsets where a family has them.
 #![allow(unsafe_code)] // pieces of outputs, disjoint by `Turn::each`
 
 use super::{Frame, Op, Port, Shape, Shapes, Turn, Value};
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::{ensure, op_common};
 
 /// The activation of the gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
@@ -16,6 +16,24 @@ pub enum Activation {
     Gelu,
     /// `max(x, 0)^2`.
     Relu2,
+    /// `1 / (1 + exp(-x))`: output gates.
+    Sigmoid,
+    /// `ln(1 + exp(x))`: output gates.
+    Softplus,
+    /// `x`: the gate is a plain factor.
+    Identity,
+    /// Silu between bounds: the gate is at most `limit`, `up` lies in `-limit ..= limit` (DeepSeek V4).
+    ClampedSilu {
+        /// The bound.
+        limit: f32,
+    },
+    /// `(up + 1) * gate * sigmoid(alpha * gate)` between the same bounds (GPT-OSS).
+    SwigluOai {
+        /// Steepness of the sigmoid.
+        alpha: f32,
+        /// The bound.
+        limit: f32,
+    },
 }
 
 impl Activation {
@@ -26,8 +44,31 @@ impl Activation {
             Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
             Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
             Activation::Relu2 => x.max(0.0) * x.max(0.0),
+            Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+            Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
+            Activation::Identity => x,
+            Activation::ClampedSilu { limit } => Activation::Silu.of(below(x, limit)),
+            Activation::SwigluOai { alpha, limit } => {
+                let x = below(x, limit);
+                x / (1.0 + (-f64::from(alpha) * x).exp())
+            }
         }
     }
+
+    /// The definition with its other factor: `act(gate) * up`, where bounds and offsets on `up` are part of some.
+    pub fn gated(self, gate: f64, up: f64) -> f64 {
+        let within = |limit: f32| -below(-below(up, limit), limit);
+        match self {
+            Activation::ClampedSilu { limit } => self.of(gate) * within(limit),
+            Activation::SwigluOai { limit, .. } => self.of(gate) * (within(limit) + 1.0),
+            _ => self.of(gate) * up,
+        }
+    }
+}
+
+/// At most `limit`; what is not a number stays so.
+fn below(x: f64, limit: f32) -> f64 {
+    if x > f64::from(limit) { f64::from(limit) } else { x }
 }
 
 /// Error function by its series (|x| < 3) or continued fraction, to about 1e-15.
@@ -97,8 +138,11 @@ impl Op for ActMul {
             let gate = frame.row(self.gate, row);
             // SAFETY: alone.
             for (i, y) in unsafe { y.row(row) }.iter_mut().enumerate() {
-                let up = if self.up.is_some() { f64::from(frame.row(self.up, row)[i]) } else { 1.0 };
-                *y = (self.act.of(f64::from(gate[i])) * up) as f32;
+                let gate = f64::from(gate[i]);
+                *y = match self.up.is_some() {
+                    true => self.act.gated(gate, f64::from(frame.row(self.up, row)[i])),
+                    false => self.act.of(gate),
+                } as f32;
             }
         }
     }
@@ -117,11 +161,19 @@ impl Op for ActMul {
                 match (self.act, up) {
                     (Activation::Silu, Some(up)) => frame.simd.silu_mul(gate, up, y),
                     (Activation::GeluTanh, Some(up)) => frame.simd.gelu_tanh_mul(gate, up, y),
-                    (act, up) => {
+                    (Activation::Identity, Some(up)) => y.iter_mut().zip(gate).zip(up).for_each(|((y, g), u)| *y = g * u),
+                    (Activation::Relu2, None) => y.iter_mut().zip(gate).for_each(|(y, g)| *y = g.max(0.0) * g.max(0.0)),
+                    (Activation::Sigmoid, up) => {
                         for (i, y) in y.iter_mut().enumerate() {
-                            *y = (act.of(f64::from(gate[i])) * f64::from(up.map_or(1.0, |up| up[i]))) as f32;
+                            *y = up.map_or(1.0, |up| up[i]) / (1.0 + (-gate[i]).exp());
                         }
                     }
+                    (act, Some(up)) => {
+                        for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+                            *y = act.gated(f64::from(*gate), f64::from(*up)) as f32;
+                        }
+                    }
+                    (act, None) => y.iter_mut().zip(gate).for_each(|(y, gate)| *y = act.of(f64::from(*gate)) as f32),
                 }
             }
         });
@@ -139,16 +191,4 @@ mod tests {
             assert!((erf(x) - e).abs() < 1e-14, "erf({x}) = {}", erf(x));
         }
     }
-}
-
-// TEMPORARY until the backend's vector kernels land.
-impl crate::backend::cpu::simd::Table {
-    pub fn rms_norm_row(&self, x: &[f32], w: Option<&[f32]>, eps: f32, y: &mut [f32]) {
-        let mut l = [0f32; 16];
-        for c in x.chunks(16) { for (l, v) in l.iter_mut().zip(c) { *l += v * v; } }
-        let f = 1.0 / (l.iter().sum::<f32>() / x.len() as f32 + eps).sqrt();
-        for i in 0..x.len() { y[i] = x[i] * f * w.map_or(1.0, |w| w[i]); }
-    }
-    pub fn silu_mul(&self, g: &[f32], u: &[f32], y: &mut [f32]) { for i in 0..y.len() { y[i] = g[i] / (1.0 + (-g[i]).exp()) * u[i]; } }
-    pub fn gelu_tanh_mul(&self, g: &[f32], u: &[f32], y: &mut [f32]) { for i in 0..y.len() { y[i] = (Activation::GeluTanh.of(f64::from(g[i])) as f32) * u[i]; } }
 }

@@ -1,7 +1,7 @@
 //! Matrix product with a weight: `y = W x + b`, the bulk of every model's bytes and flops.
 #![allow(unsafe_code)] // pieces of outputs, disjoint by `Turn::each`
 
-use super::{Frame, Kind, Op, Port, Shape, Shapes, Turn, Value, WeightId};
+use super::{Frame, Kind, Op, Port, Product, Shape, Shapes, Turn, Value, WeightId};
 use crate::backend::cpu::pack::Packed;
 use crate::backend::cpu::activations::{Activations, Epilogue, Q8_BLOCK};
 use crate::error::Result;
@@ -47,6 +47,10 @@ impl Op for Linear {
         }
         ports.push((Port::Out, &mut self.y));
         ports
+    }
+
+    fn product(&mut self) -> Option<Product<'_>> {
+        Some(Product { weight: self.weight, x: &mut self.x, q: &mut self.q })
     }
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {

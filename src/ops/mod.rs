@@ -10,16 +10,33 @@
 mod act;
 mod add;
 mod attention;
+mod combine;
+mod conv;
+mod decay;
+mod delta_rule;
 mod embed;
+mod expand_heads;
 mod frame;
+mod head_linear;
+mod join;
+mod lanes;
+mod expert_linear;
+mod head_gate;
 mod last_rows;
 mod linear;
+mod mamba2;
 mod norm;
+mod position_scale;
 mod quantize;
+mod regroup;
+mod records;
 mod rope;
+mod rope_tail;
 mod scale;
+mod shared_attention;
+mod route;
+mod scratch;
 mod softcap;
-
 
 use crate::backend::cpu::pool::Worker;
 use crate::error::Result;
@@ -30,14 +47,32 @@ use std::sync::atomic::AtomicUsize;
 pub use act::{ActMul, Activation};
 pub use add::{Add, AddNorm};
 pub use attention::{Attention, CacheWrite};
+pub use combine::Combine;
+pub use conv::Conv;
+pub use decay::Decay;
+pub use delta_rule::DeltaRule;
 pub use embed::Embed;
-pub use frame::{Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, StoredRows, Weight};
+pub use expert_linear::ExpertLinear;
+pub use frame::{
+    Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, SlotSpec, SlotState, StatePointers, StoredRows, Weight,
+};
+pub use expand_heads::ExpandHeads;
+pub use head_linear::HeadLinear;
+pub use join::Join;
+pub use head_gate::HeadGate;
 pub use last_rows::LastRows;
 pub use linear::Linear;
+pub use mamba2::Mamba2;
 pub use norm::{Norm, NormKind};
+pub use position_scale::PositionScale;
 pub use quantize::Quantize;
+pub use regroup::{Piece, Regroup};
+pub use records::{RecordWrite, Records};
 pub use rope::{Rope, RopeStyle, RopeTable};
+pub use rope_tail::RopeTail;
+pub use route::{Groups, Route, Scoring};
 pub use scale::Scale;
+pub use shared_attention::{Pooled, SharedAttention};
 pub use softcap::Softcap;
 
 /// A tensor of the circuit, by number.
@@ -64,9 +99,13 @@ impl Debug for Value {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct WeightId(pub u32);
 
-/// A per-sequence state (a layer's key/value pages, a recurrent slot), by its place in the model's declarations.
+/// A layer's key/value pages, by their place in the model's declarations.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StateId(pub u32);
+
+/// A layer's recurrent slot (a fixed number of floats for each sequence), by its place in the model's declarations.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct SlotId(pub u32);
 
 /// How many rows a value has once a batch is known.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -119,10 +158,24 @@ pub enum Port {
 pub trait Shapes {
     /// Shape of a value recorded before.
     fn value(&self, value: Value) -> Shape;
-    /// `[rows, cols]` of a weight; a vector is `[1, len]`.
+    /// `[rows, cols]` of a weight, of one expert where it has several; a vector is `[1, len]`.
     fn weight(&self, weight: WeightId) -> (usize, usize);
+    /// Matrices of a weight: its experts, else 1.
+    fn experts(&self, weight: WeightId) -> usize;
     /// Dims of a layer's key/value pages.
     fn kv(&self, state: StateId) -> KvSpec;
+    /// Elements of a recurrent slot.
+    fn slot(&self, slot: SlotId) -> usize;
+}
+
+/// A product's weight, and its input in both forms; [`crate::circuit`] connects what the weight's format wants.
+pub struct Product<'a> {
+    /// The weight.
+    pub weight: WeightId,
+    /// f32, or none once no part wants it.
+    pub x: &'a mut Value,
+    /// Q8, or none until some part wants it.
+    pub q: &'a mut Value,
 }
 
 /// One operation. Implementations are data; they hold no buffers.
@@ -133,8 +186,18 @@ pub trait Op: Debug + Send + Sync {
     /// Every connected value with its direction, in order, for the passes over a circuit to read and rewrite.
     fn ports(&mut self) -> Vec<(Port, &mut Value)>;
 
-    /// States it touches, for the order of operations (key/value pages, recurrent slots).
+    /// Key/value pages it touches, for the order of operations.
     fn states(&self) -> Vec<(Port, StateId)> {
+        Vec::new()
+    }
+
+    /// For a product with a weight: what the pass that picks formats connects.
+    fn product(&mut self) -> Option<Product<'_>> {
+        None
+    }
+
+    /// Recurrent slots it carries forward, for the order of operations.
+    fn slots(&self) -> Vec<SlotId> {
         Vec::new()
     }
 

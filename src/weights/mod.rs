@@ -16,7 +16,7 @@ mod safetensors;
 mod source;
 mod store;
 
-pub use declare::{Declarations, Part, Role, Source, WeightSpec};
+pub use declare::{Declarations, Part, Pick, Role, Source, WeightSpec};
 pub use decode::to_f32;
 pub use gguf::Gguf;
 pub use json::parse as parse_json;

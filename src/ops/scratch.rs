@@ -1,0 +1,52 @@
+//! Buffers a worker keeps from one operation to the next: they grow once and are then used again, so a step allocates nothing.
+
+use crate::backend::cpu::activations::Q8Block;
+use std::cell::RefCell;
+
+/// One thread's buffers. An operation may use any of them; nothing survives it.
+#[derive(Default)]
+pub(super) struct Scratch {
+    pub a: Vec<f32>,
+    pub b: Vec<f32>,
+    pub blocks: Vec<Q8Block>,
+    pub pairs: Vec<u32>,
+    pub groups: Vec<super::expert_linear::Group>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Runs `f` with this thread's buffers.
+pub(super) fn with<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
+    SCRATCH.with(|s| match s.try_borrow_mut() {
+        Ok(mut s) => f(&mut s),
+        // An operation inside an operation: it gets buffers of its own.
+        Err(_) => f(&mut Scratch::default()),
+    })
+}
+
+/// The first `n` elements of a buffer that is used again, whatever they hold.
+pub(super) fn sized<T: Clone + Filler>(v: &mut Vec<T>, n: usize) -> &mut [T] {
+    if v.len() < n {
+        v.resize(n, T::FILLER);
+    }
+    &mut v[..n]
+}
+
+/// What fresh elements hold.
+pub(super) trait Filler {
+    const FILLER: Self;
+}
+
+impl Filler for f32 {
+    const FILLER: f32 = 0.0;
+}
+
+impl Filler for u32 {
+    const FILLER: u32 = 0;
+}
+
+impl Filler for Q8Block {
+    const FILLER: Q8Block = Q8Block::ZERO;
+}
