@@ -41,7 +41,7 @@ fn compile(source: &Path, name: &str) -> Option<PathBuf> {
 }
 
 fn run(program: &Path, arguments: &[&str]) -> Output {
-    Command::new(program).args(arguments).env_remove("METRALE_COMPUTE").output().expect("the program starts")
+    Command::new(program).args(arguments).env_remove("METRALE_COMPUTE").env_remove("LD_LIBRARY_PATH").output().expect("the program starts")
 }
 
 fn text(bytes: &[u8]) -> String {
