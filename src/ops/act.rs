@@ -192,15 +192,3 @@ mod tests {
         }
     }
 }
-
-// TEMPORARY until the backend's vector kernels land.
-impl crate::backend::cpu::simd::Table {
-    pub fn rms_norm_row(&self, x: &[f32], w: Option<&[f32]>, eps: f32, y: &mut [f32]) {
-        let mut l = [0f32; 16];
-        for c in x.chunks(16) { for (l, v) in l.iter_mut().zip(c) { *l += v * v; } }
-        let f = 1.0 / (l.iter().sum::<f32>() / x.len() as f32 + eps).sqrt();
-        for i in 0..x.len() { y[i] = x[i] * f * w.map_or(1.0, |w| w[i]); }
-    }
-    pub fn silu_mul(&self, g: &[f32], u: &[f32], y: &mut [f32]) { for i in 0..y.len() { y[i] = g[i] / (1.0 + (-g[i]).exp()) * u[i]; } }
-    pub fn gelu_tanh_mul(&self, g: &[f32], u: &[f32], y: &mut [f32]) { for i in 0..y.len() { y[i] = (Activation::GeluTanh.of(f64::from(g[i])) as f32) * u[i]; } }
-}
