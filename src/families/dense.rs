@@ -23,6 +23,8 @@ pub(super) struct Common {
     pub tied: bool,
     /// What tensor names of the language model begin with.
     pub root: &'static str,
+    /// Name of the output matrix.
+    pub head: &'static str,
 }
 
 impl Common {
@@ -62,6 +64,7 @@ impl Common {
             act,
             tied: c.bool_or("tie_word_embeddings", tied)?,
             root: "model",
+            head: "lm_head",
         })
     }
 
@@ -110,7 +113,7 @@ impl Common {
     pub(super) fn decoder(&self, d: &mut Declarations, ropes: Ropes, layers: Vec<Box<dyn TransformerLayer>>, norm_add: f32) -> Decoder {
         Decoder {
             dims: Dims { vocab: self.vocab, hidden: self.hidden, layers: self.layers, context: self.context },
-            head: Head::new(d, &format!("{}.embed_tokens.weight", self.root), "lm_head", self.vocab, self.hidden, self.tied),
+            head: Head::new(d, &format!("{}.embed_tokens.weight", self.root), self.head, self.vocab, self.hidden, self.tied),
             embed_factor: 1.0,
             ropes,
             layers,

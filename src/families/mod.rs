@@ -1,5 +1,6 @@
 //! The factory table: which model type is built by which file. The model type is matched here and nowhere else.
 
+mod deepseek_v3;
 mod dense;
 mod facts;
 mod gemma3;
@@ -7,7 +8,9 @@ mod glm4_moe;
 mod gpt_oss;
 mod laguna;
 mod lfm2;
+mod longcat_flash;
 mod minimax_m2;
+mod mistral4;
 mod mixtral;
 mod nemotron_h;
 mod olmo;
@@ -56,6 +59,10 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["qwen3_5", "qwen35", "qwen3_5_text"], build: qwen3_5::dense },
     Family { names: &["qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text"], build: qwen3_5::moe },
     Family { names: &["nemotron_h", "nemotron_h_puzzle"], build: nemotron_h::build },
+    Family { names: &["deepseek_v3"], build: deepseek_v3::build },
+    Family { names: &["mistral4"], build: mistral4::build },
+    Family { names: &["mistral3"], build: mistral4::wrapped },
+    Family { names: &["longcat_flash"], build: longcat_flash::build },
 ];
 
 /// The family of a config, and its normalised model type.

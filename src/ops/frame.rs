@@ -14,8 +14,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Positions in a page of the key/value cache.
-pub const PAGE: usize = 32;
+pub use crate::backend::cpu::simd::attend::PAGE;
 
 /// Element type of cached keys and values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -83,6 +82,12 @@ impl KvPages {
     /// Borrows a sequence's page pointers; they must outlive the run.
     pub fn new(pages: &[*mut u8]) -> KvPages {
         KvPages { pages: pages.as_ptr(), count: pages.len() }
+    }
+
+    /// First bytes of the pages, in order.
+    pub fn pages(&self) -> &[*mut u8] {
+        // SAFETY: `new` borrowed this slice, which outlives the run.
+        unsafe { std::slice::from_raw_parts(self.pages, self.count) }
     }
 
     /// First byte of page `index`.

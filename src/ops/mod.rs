@@ -15,21 +15,28 @@ mod conv;
 mod decay;
 mod delta_rule;
 mod embed;
-mod expert_linear;
+mod expand_heads;
 mod frame;
+mod head_linear;
+mod join;
+mod lanes;
+mod expert_linear;
 mod head_gate;
 mod last_rows;
 mod linear;
 mod mamba2;
 mod norm;
+mod position_scale;
 mod quantize;
 mod regroup;
+mod records;
 mod rope;
-mod route;
+mod rope_tail;
 mod scale;
+mod shared_attention;
+mod route;
 mod scratch;
 mod softcap;
-
 
 use crate::backend::cpu::pool::Worker;
 use crate::error::Result;
@@ -49,16 +56,23 @@ pub use expert_linear::ExpertLinear;
 pub use frame::{
     Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, SlotSpec, SlotState, StatePointers, StoredRows, Weight,
 };
+pub use expand_heads::ExpandHeads;
+pub use head_linear::HeadLinear;
+pub use join::Join;
 pub use head_gate::HeadGate;
 pub use last_rows::LastRows;
 pub use linear::Linear;
 pub use mamba2::Mamba2;
 pub use norm::{Norm, NormKind};
+pub use position_scale::PositionScale;
 pub use quantize::Quantize;
 pub use regroup::{Piece, Regroup};
+pub use records::{RecordWrite, Records};
 pub use rope::{Rope, RopeStyle, RopeTable};
+pub use rope_tail::RopeTail;
 pub use route::{Groups, Route, Scoring};
 pub use scale::Scale;
+pub use shared_attention::{Pooled, SharedAttention};
 pub use softcap::Softcap;
 
 /// A tensor of the circuit, by number.

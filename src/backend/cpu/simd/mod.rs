@@ -5,6 +5,7 @@
 //! but the operands.
 #![allow(unsafe_code)] // Calls functions that need an instruction set, after looking for it.
 
+pub mod attend;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

@@ -3,6 +3,7 @@
 
 use super::super::activations::{Activations, Epilogue, Q8Block};
 use super::super::pack::{LANES, Packed};
+use super::attend::{Attend, PAGE, QUERIES, VALUE_DIM};
 use super::product::Product;
 use std::ops::Range;
 
@@ -13,6 +14,7 @@ pub struct Table {
     pub(super) name: &'static str,
     pub(super) matmul: unsafe fn(&Product<'_>),
     pub(super) quantize: unsafe fn(&[f32], &mut [Q8Block]),
+    pub(super) attend: unsafe fn(&Attend<'_>),
     pub(super) row: RowFunctions,
 }
 
@@ -20,6 +22,18 @@ impl Table {
     /// `scalar`, `avx2` or `avx512`.
     pub fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// Attention of queries over pages.
+    ///
+    /// # Safety
+    /// Queries are good for `key_dim` reads and `value_dim` writes that nobody else touches; pages are good for the head's keys and values at
+    /// every position the queries see, and nobody writes those now.
+    pub unsafe fn attend(&self, a: &Attend<'_>) {
+        assert!((1..=QUERIES).contains(&a.queries.len()) && a.value_dim <= VALUE_DIM, "{} queries, values of {}", a.queries.len(), a.value_dim);
+        assert!(a.queries.iter().all(|q| q.first <= q.last && q.last / PAGE < a.pages.len()), "a query sees past the last page");
+        // SAFETY: the table exists only where its instructions do; the rest is the caller's promise.
+        unsafe { (self.attend)(a) }
     }
 
     /// Quantises a row (a multiple of 32 elements) into `x.len() / 32` blocks; nearest code, ties to even.
@@ -199,7 +213,7 @@ macro_rules! table_for {
             use super::super::activations::Q8Block;
             use super::table::{RowFunctions, Table, compile, compile_one, row_functions};
             use super::vector::{self, as_b16, as_h16};
-            use super::{product, quantize};
+            use super::{attend, product, quantize};
 
             type S = $lanes;
             row_functions!(compile [$($features)?]);
@@ -209,7 +223,7 @@ macro_rules! table_for {
                 quantize::row(x, out)
             }
 
-            pub(super) static TABLE: Table = Table { name: $name, matmul: product::product::<S>, quantize: quantize_row, row: ROW };
+            pub(super) static TABLE: Table = Table { name: $name, attend: attend::attend::<S>, matmul: product::product::<S>, quantize: quantize_row, row: ROW };
         }
     };
 }

@@ -72,7 +72,7 @@ pub(super) fn as_h16(x: &[u16]) -> &[H16] {
 
 /// `a * b + c`, rounded once where the instruction set can.
 #[inline(always)]
-fn fma<S: Lanes>(a: f32, b: f32, c: f32) -> f32 {
+pub(super) fn fma<S: Lanes>(a: f32, b: f32, c: f32) -> f32 {
     if S::FUSED { a.mul_add(b, c) } else { a * b + c }
 }
 
@@ -204,7 +204,7 @@ pub(super) fn silu_mul<S: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
 #[inline(always)]
 pub(super) fn gelu_tanh_mul<S: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
     // 0.5 (1 + tanh(u)) is the logistic function of 2u, which has no cancellation.
-    const TWICE_ROOT: f32 = 1.595_769_1;
+    const TWICE_ROOT: f32 = 1.595_769_2;
     zip(gate, up, out, |g, u| {
         let inner = TWICE_ROOT * fma::<S>(0.044715 * g * g, g, g);
         g / (1.0 + exp::<S>(-inner)) * u
@@ -255,6 +255,18 @@ pub(super) fn max(x: &[f32]) -> f32 {
     last[..rest.len()].copy_from_slice(rest);
     step(&last);
     if odd.iter().any(|&o| o != 0) { f32::NAN } else { largest.iter().fold(f32::NEG_INFINITY, |m, &v| m.max(v)) }
+}
+
+/// The largest of 32 elements; NaN counts as nothing here and shows in the exponentials.
+#[inline(always)]
+pub(super) fn largest(x: &[f32; 32]) -> f32 {
+    let mut m: V = std::array::from_fn(|i| if x[i + N] > x[i] { x[i + N] } else { x[i] });
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            m[i] = if m[i + half] > m[i] { m[i + half] } else { m[i] };
+        }
+    }
+    m[0]
 }
 
 /// Replaces `x` by `exp(x - shift)` and returns the sum.
