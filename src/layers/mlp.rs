@@ -17,9 +17,14 @@ pub struct GatedMlp {
 impl GatedMlp {
     /// Tensors `<name>.gate_proj`, `up_proj`, `down_proj`.
     pub fn new(d: &mut Declarations, name: &str, hidden: usize, inner: usize, act: Activation, bias: bool) -> GatedMlp {
-        let (gate, up) = (format!("{name}.gate_proj"), format!("{name}.up_proj"));
+        GatedMlp::named(d, name, ["gate_proj", "up_proj", "down_proj"], hidden, inner, act, bias)
+    }
+
+    /// As [`GatedMlp::new`] under other names of gate, up and down.
+    pub fn named(d: &mut Declarations, name: &str, parts: [&str; 3], hidden: usize, inner: usize, act: Activation, bias: bool) -> GatedMlp {
+        let [gate, up, down] = parts.map(|part| format!("{name}.{part}"));
         let gate_up = Linear::stacked(d, &format!("{name}.gate_up"), &[(&gate, inner), (&up, inner)], hidden, bias);
-        let down = Linear::new(d, &format!("{name}.down_proj"), hidden, inner, bias);
+        let down = Linear::new(d, &down, hidden, inner, bias);
         GatedMlp { gate_up, down, act, inner }
     }
 

@@ -2,8 +2,10 @@
 
 mod attention;
 mod block;
+mod compressed;
 mod config;
 mod experts;
+mod hyper;
 mod linear;
 mod mla;
 mod mlp;
@@ -13,8 +15,10 @@ mod rope;
 
 pub use attention::{Attention, AttentionDims, HeadGating, QkNorm};
 pub use block::{Block, FeedForward, Mixer};
+pub use compressed::{Compressed, CompressedDims, Compressor};
 pub use config::Config;
 pub use experts::{ExpertDims, Experts, Stacking};
+pub use hyper::{HyperHead, HyperSite, Streams};
 pub use linear::Linear;
 pub use mla::{Mla, MlaDims, MlaForm, MlaParts};
 pub use mlp::GatedMlp;

@@ -329,6 +329,11 @@ impl<'a> Frame<'a> {
         &self.weights[id.0 as usize]
     }
 
+    /// The segment a row belongs to.
+    pub fn segment_of(&self, row: usize) -> usize {
+        self.batch.segments.partition_point(|s| s.rows.end <= row)
+    }
+
     /// The key/value pages of a segment's layer.
     pub fn pages(&self, segment: usize, state: StateId) -> KvPages {
         self.batch.kv[segment * self.batch.kv_states + state.0 as usize]
