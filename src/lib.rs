@@ -5,6 +5,7 @@
 //! `error options tensor` < `backend text` < `quant` < `ops` < `circuit` < `weights cache sampling` < `layers` <
 //! `model` < `families` < `engine` < `abi`.
 
+pub mod abi;
 pub mod backend;
 pub mod cache;
 pub mod circuit;
@@ -16,6 +17,7 @@ pub mod model;
 pub mod ops;
 pub mod options;
 pub mod quant;
+pub mod sampling;
 pub mod tensor;
 pub mod text;
 pub mod weights;

@@ -1,7 +1,7 @@
 //! Settings: read once, each with a default, a sentence and, where a host may set it from outside, a `METRALE_` name.
 
-use crate::error::{Error, Kind, Result};
 use crate::bail;
+use crate::error::{Error, Kind, Result};
 
 /// How exactly the mathematics is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

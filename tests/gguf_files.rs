@@ -192,7 +192,7 @@ fn each_fault_has_its_error() {
             "differs between layers",
         ),
         ("rope scaling nobody knows", llama(|w| w.string("llama.rope.scaling.type", "spiral")), Kind::Unsupported, "spiral"),
-        ("mixture of experts", llama(|w| w.u32("llama.expert_count", 8)), Kind::Unsupported, "expert_count"),
+        ("experts without a pick", llama(|w| w.u32("llama.expert_count", 8)), Kind::CorruptFile, "expert_used_count"),
         ("eos outside the vocabulary", llama(|w| w.u32("tokenizer.ggml.eos_token_id", 8)), Kind::CorruptFile, "eos_token_id is 8"),
         ("bos of minus one", llama(|w| w.raw("tokenizer.ggml.bos_token_id", I32, &[0xFF; 4])), Kind::CorruptFile, "i32 -1"),
         (

@@ -5,6 +5,7 @@
 
 mod explain;
 mod forward;
+pub mod generate;
 mod info;
 mod load;
 mod pack;
@@ -12,12 +13,15 @@ mod plan;
 mod prepare;
 mod runner;
 mod sequence;
+mod snapshot;
 mod synthetic;
 mod vocabulary;
 
 pub use explain::{Bodies, Captured, explain};
 pub use forward::forward;
+pub use generate::{Chooser, decode_step};
 pub use info::{Info, Probe, probe};
 pub use load::{Engine, Progress, load};
 pub use plan::{Plan, plan};
-pub use sequence::{Sequence, SequenceOptions};
+pub use sequence::{Mark, Sequence, SequenceOptions};
+pub use snapshot::Snapshot;

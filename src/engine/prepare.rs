@@ -2,6 +2,7 @@
 
 use super::plan::Plan;
 use super::runner::Shape;
+use crate::cache::StateLayout;
 use crate::circuit::{Circuit, Needs, Program, Tape, fuse, lower};
 use crate::error::{Error, Kind, Result};
 use crate::families::loader_for_config;
@@ -124,8 +125,11 @@ impl Prepared {
         for shape in Shape::ALL {
             scratch = scratch.max(self.program(shape, false, &[])?.0.workspace_bytes() as u64);
         }
-        let rows = 2 * 4 * self.model.dims().vocab as u64;
-        Ok(Plan { weights, kv: kv * sequences as u64, state: 0, scratch, other: rows * sequences as u64 })
+        // Each sequence has a committed and a spare state, and all share the one before any token.
+        let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
+        let states = (2 * sequences as u64 + 1) * 4;
+        let state = states * layout.slot_floats() as u64;
+        Ok(Plan { weights, kv: kv * sequences as u64, state, scratch, other: states * self.model.dims().vocab as u64 })
     }
 }
 

@@ -25,10 +25,15 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
                 AttentionDims { window: windows[i], qkv_bias: bias, out_bias: bias, sinks: true, rope: Some(rope), ..common.attention(b) };
             let router = Linear::new(d, &common.name(i, "mlp.router"), dims.count, common.hidden, true);
             let (gate_up, down) = (common.name(i, "mlp.experts.gate_up_proj"), common.name(i, "mlp.experts.down_proj"));
-            // BF16 experts are stored inputs first, MXFP4 blocks outputs first.
-            let quantised = b.shape(&format!("{gate_up}_blocks")).is_some();
-            let stacking = Stacking { input_major: !quantised, alternating: true, bias: true };
-            let experts = Experts::stacked(d, &gate_up, &down, stacking, dims);
+            // GGUF files hold each expert's matrices apart, with gate and up apart too.
+            let name = common.name(i, "mlp.experts");
+            let experts = if b.shape(&format!("{name}.0.gate_proj.weight")).is_some() {
+                Experts::separate_biased(d, &name, Some("gate_proj"), "up_proj", "down_proj", dims)
+            } else {
+                // BF16 experts are stored inputs first, MXFP4 blocks outputs first.
+                let input_major = b.shape(&format!("{gate_up}_blocks")).is_none();
+                Experts::stacked(d, &gate_up, &down, Stacking { input_major, alternating: true, bias: true }, dims)
+            };
             let router = Router { scoring: Scoring::SoftmaxPicked, ..Router::softmax(router, dims.top_k) };
             common.pre_norm(d, i, attention, Moe::new(router, experts))
         })

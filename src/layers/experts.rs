@@ -58,11 +58,21 @@ pub struct Experts {
 impl Experts {
     /// Tensors `<name>.<expert>.<part>.weight` for the parts gate (if there is one), up and down.
     pub fn separate(d: &mut Declarations, name: &str, gate: Option<&str>, up: &str, down: &str, dims: ExpertDims) -> Experts {
+        Experts::each(d, name, (gate, up, down), false, dims)
+    }
+
+    /// As [`Experts::separate`], with a `bias` beside each `weight`.
+    pub fn separate_biased(d: &mut Declarations, name: &str, gate: Option<&str>, up: &str, down: &str, dims: ExpertDims) -> Experts {
+        Experts::each(d, name, (gate, up, down), true, dims)
+    }
+
+    fn each(d: &mut Declarations, name: &str, (gate, up, down): (Option<&str>, &str, &str), biased: bool, dims: ExpertDims) -> Experts {
         let mut projection = |part: &str, outputs: usize, inputs: usize| {
-            let experts = (0..dims.count).map(|e| vec![Part::whole(format!("{name}.{e}.{part}.weight"), outputs)]).collect();
-            let weight = d.experts(&format!("{name}.{part}"), experts, inputs);
+            let whole = |leaf: &str| (0..dims.count).map(|e| Part::whole(format!("{name}.{e}.{part}.{leaf}"), outputs)).collect::<Vec<_>>();
+            let weight = d.experts(&format!("{name}.{part}"), whole("weight").into_iter().map(|part| vec![part]).collect(), inputs);
             d.meets(weight, dims.top_k);
-            Projection { weight, bias: None }
+            let bias = biased.then(|| d.vector_parts(&format!("{name}.{part}.bias"), whole("bias"), 0.0));
+            Projection { weight, bias }
         };
         let gate = gate.map(|gate| projection(gate, dims.inner, dims.hidden));
         Experts { gate, up: projection(up, dims.inner, dims.hidden), down: projection(down, dims.hidden, dims.inner), dims }

@@ -82,7 +82,7 @@ impl Model for StreamDecoder {
             t.name(carry.x, format!("layer.{index}"));
         }
         t.set_layer(None);
-        let mut last = |t: &mut Tape<'_>, x: Value| if t.all_logits() { x } else { t.op(LastRows { x, y: Value::NONE }) };
+        let last = |t: &mut Tape<'_>, x: Value| if t.all_logits() { x } else { t.op(LastRows { x, y: Value::NONE }) };
         let x = last(t, carry.x);
         let x = match &self.end {
             StreamEnd::Mean => self.streams.collapse(t, x, Value::NONE),

@@ -114,7 +114,7 @@ impl Op for AddNorm {
             // SAFETY: `each_row` gives a row to one worker; the two outputs do not overlap.
             let (sum, y) = unsafe { (sum.row(row), y.row(row)) };
             add_row(frame.row(self.a, row), frame.row(self.b, row), sum);
-            frame.simd.rms_norm_row(sum, Some(weight), self.eps, y);
+            frame.simd.rms_norm(sum, weight, self.eps, y);
         });
     }
 }

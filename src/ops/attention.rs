@@ -5,10 +5,12 @@
 //! pass over the pages does not enter the result, so a prompt split any way gives the same bits.
 #![allow(unsafe_code)] // pages and rows of outputs, disjoint by segment, head and row
 
-use super::{Frame, KvPages, KvSpec, KvType, Op, PAGE, Port, Shape, Shapes, StateId, Turn, Value, WeightId};
+use super::{Frame, KvPages, KvSpec, KvType, Op, PAGE, Port, Segment, Shape, Shapes, StateId, Turn, Value, WeightId};
+use crate::backend::cpu::simd::attend::{Attend, QUERIES, Query, VALUE_DIM};
 use crate::error::Result;
 use crate::{ensure, op_common};
 use half::f16;
+use std::ops::Range;
 
 /// Appends keys and values of the batch's rows to the pages of their sequences.
 #[derive(Clone, Debug)]
@@ -43,7 +45,7 @@ impl CacheWrite {
         }
     }
 
-    fn rows(&self, frame: &Frame<'_>, range: std::ops::Range<usize>) {
+    fn rows(&self, frame: &Frame<'_>, range: Range<usize>) {
         for (index, segment) in frame.batch.segments.iter().enumerate() {
             for row in range.start.max(segment.rows.start)..range.end.min(segment.rows.end) {
                 self.row(frame, index, row);
@@ -137,9 +139,6 @@ pub struct Attention {
     pub y: Value,
 }
 
-/// Query rows that share a pass over the pages.
-const ROWS: usize = 8;
-
 impl Attention {
     fn group(&self) -> usize {
         self.heads / self.spec.heads
@@ -200,6 +199,7 @@ impl Op for Attention {
         let (q, spec) = (shapes.value(self.q), &self.spec);
         ensure!(q.width == self.heads * spec.key_dim, Internal, "attention: {q:?} for {} heads of {}", self.heads, spec.key_dim);
         ensure!(self.heads.is_multiple_of(spec.heads), Unsupported, "attention: {} query heads over {} key/value heads", self.heads, spec.heads);
+        ensure!(spec.value_dim <= VALUE_DIM, Unsupported, "attention: values of {} elements; at most {VALUE_DIM} are computed", spec.value_dim);
         ensure!(self.window != Some(0), Unsupported, "attention: a window of 0 sees nothing");
         Ok(vec![Shape::f32(q.rows, self.heads * spec.value_dim)])
     }
@@ -219,33 +219,68 @@ impl Op for Attention {
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        // An item is a query head and up to ROWS rows of one segment.
-        let blocks = |s: &super::Segment| s.rows.len().div_ceil(ROWS);
-        let total: usize = frame.batch.segments.iter().map(blocks).sum::<usize>() * self.heads;
+        // An item is a block of rows and a block of heads of one segment: rows of one head in a prompt, heads of one row while decoding.
+        let heads = |s: &Segment| if s.rows.len() == 1 { HEADS.min(self.group()) } else { 1 };
+        let head_blocks = |s: &Segment| self.spec.heads * self.group().div_ceil(heads(s));
+        let items = |s: &Segment| s.rows.len().div_ceil(QUERIES) * head_blocks(s);
+        let total: usize = frame.batch.segments.iter().map(items).sum();
         turn.worker.each(turn.counter, total, 1, |range| {
             for item in range {
-                let (mut block, head) = (item / self.heads, item % self.heads);
+                let mut item = item;
                 for (index, segment) in frame.batch.segments.iter().enumerate() {
-                    if block < blocks(segment) {
-                        let start = segment.rows.start + block * ROWS;
-                        let rows = start..(start + ROWS).min(segment.rows.end);
-                        attend(self, frame, &frame.pages(index, self.state), rows, head);
+                    if item < items(segment) {
+                        let (block, head) = (item / head_blocks(segment), item % head_blocks(segment));
+                        let start = segment.rows.start + block * QUERIES;
+                        let per_group = self.group().div_ceil(heads(segment));
+                        let first = head / per_group * self.group() + head % per_group * heads(segment);
+                        let last = (first + heads(segment)).min((head / per_group + 1) * self.group());
+                        self.attend(frame, &frame.pages(index, self.state), start..(start + QUERIES).min(segment.rows.end), first..last);
                         break;
                     }
-                    block -= blocks(segment);
+                    item -= items(segment);
                 }
             }
         });
     }
 }
 
-/// The queries of `rows` (one segment, one head) in one pass over the pages.
-fn attend(op: &Attention, frame: &Frame<'_>, pages: &KvPages, rows: std::ops::Range<usize>, head: usize) {
-    // First correct form; the SIMD table's takes its place.
-    let y = frame.output(op.y);
-    for row in rows {
-        // SAFETY: this row and head belong to this item.
-        let y = unsafe { y.piece(row, head * op.spec.value_dim..(head + 1) * op.spec.value_dim) };
-        op.scalar_query(frame, pages, row, head, y);
+/// Heads of one row that share a pass over the pages. More would leave workers without an item where there are few key/value heads.
+const HEADS: usize = 4;
+
+impl Attention {
+    /// Rows of one segment and heads of one key/value head, in one pass over the pages.
+    fn attend(&self, frame: &Frame<'_>, pages: &KvPages, rows: Range<usize>, heads: Range<usize>) {
+        let (spec, y) = (&self.spec, frame.output(self.y));
+        let empty = Query { q: std::ptr::null(), y: std::ptr::null_mut(), first: 0, last: 0, sink: None };
+        let mut queries = [empty; QUERIES];
+        let mut count = 0;
+        let kv_head = heads.start / self.group();
+        for row in rows {
+            for head in heads.clone() {
+                let position = frame.batch.positions[row] as usize;
+                queries[count] = Query {
+                    q: frame.row(self.q, row)[head * spec.key_dim..].as_ptr(),
+                    // SAFETY: this row and head belong to this item.
+                    y: unsafe { y.piece(row, head * spec.value_dim..(head + 1) * spec.value_dim) }.as_mut_ptr(),
+                    first: self.first(position),
+                    last: position,
+                    sink: self.sinks.map(|id| frame.weight(id).vector()[head]),
+                };
+                count += 1;
+            }
+        }
+        let call = Attend {
+            queries: &queries[..count],
+            pages: pages.pages(),
+            key_at: spec.key_at(kv_head),
+            value_at: spec.value_at(kv_head),
+            key_dim: spec.key_dim,
+            value_dim: spec.value_dim,
+            half: spec.dtype == KvType::F16,
+            scale: self.scale,
+            softcap: self.softcap,
+        };
+        // SAFETY: `CacheWrite` wrote every position up to the last row's; the outputs are this item's own.
+        unsafe { frame.simd.attend(&call) };
     }
 }

@@ -4,7 +4,7 @@
 //! layout guarantees: an operation's outputs overlap none of its inputs, and `Turn::each` hands every chunk to one worker.
 #![allow(unsafe_code)]
 
-use super::{Kind, Rows, StateId, Value, WeightId};
+use super::{Kind, Rows, SlotId, StateId, Value, WeightId};
 use crate::backend::cpu::activations::{Activations, Q8_BLOCK, Q8Block};
 use crate::backend::cpu::pack::Packed;
 use crate::backend::cpu::simd::Table;
@@ -12,9 +12,9 @@ use crate::quant;
 use crate::tensor::DType;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
-/// Positions in a page of the key/value cache.
-pub const PAGE: usize = 32;
+pub use crate::backend::cpu::simd::attend::PAGE;
 
 /// Element type of cached keys and values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -84,11 +84,81 @@ impl KvPages {
         KvPages { pages: pages.as_ptr(), count: pages.len() }
     }
 
+    /// First bytes of the pages, in order.
+    pub fn pages(&self) -> &[*mut u8] {
+        // SAFETY: `new` borrowed this slice, which outlives the run.
+        unsafe { std::slice::from_raw_parts(self.pages, self.count) }
+    }
+
     /// First byte of page `index`.
     pub fn page(&self, index: usize) -> *mut u8 {
         assert!(index < self.count, "the scheduler reserved pages for every position of the batch");
         // SAFETY: `index` is inside the slice `new` borrowed, which outlives the run.
         unsafe { *self.pages.add(index) }
+    }
+}
+
+/// A recurrent slot: what a layer carries from one position to the next, the same number of floats at any length.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct SlotSpec {
+    /// Name in messages: the layer's and what it holds.
+    pub name: String,
+    /// Floats; all zero before the first position.
+    pub elements: usize,
+}
+
+/// The recurrent slots of one sequence during a run: the floats before it, and where those after it go. Both are the
+/// same memory where the run goes on from one that is not committed yet.
+#[derive(Clone, Copy, Debug)]
+pub struct StatePointers {
+    read: *const f32,
+    write: *mut f32,
+    len: usize,
+}
+
+// SAFETY: the pointers are only followed through `Frame`, inside a run whose sequences are exclusively borrowed.
+unsafe impl Send for StatePointers {}
+// SAFETY: as above; workers touch disjoint pieces.
+unsafe impl Sync for StatePointers {}
+
+impl StatePointers {
+    /// `len` floats at each place, which must outlive the run; `write` belongs to the run alone.
+    pub fn new(read: *const f32, write: *mut f32, len: usize) -> StatePointers {
+        StatePointers { read, write, len }
+    }
+
+    /// For models without recurrent slots.
+    pub const fn none() -> StatePointers {
+        StatePointers { read: std::ptr::null(), write: std::ptr::null_mut(), len: 0 }
+    }
+}
+
+/// One slot of one sequence, as an operation carries it forward.
+#[derive(Clone, Copy)]
+pub struct SlotState<'a> {
+    read: *const f32,
+    write: *mut f32,
+    len: usize,
+    _life: PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> SlotState<'a> {
+    /// Elements `range` as the rows before left them, to be updated in place. Whatever an operation does not take
+    /// this way is lost, so it takes every piece of the slot, each once.
+    ///
+    /// # Safety
+    /// Nobody else holds an element of this range now: chunks come from `Turn::each`, or the caller is alone.
+    pub unsafe fn piece(&self, range: Range<usize>) -> &'a mut [f32] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: the range is inside the slot, both places hold `len` floats (`StatePointers::new`) and are either the
+        // same or apart; the caller keeps pieces disjoint.
+        unsafe {
+            let write = self.write.add(range.start);
+            if !std::ptr::eq(self.read, self.write) {
+                std::ptr::copy_nonoverlapping(self.read.add(range.start), write, range.len());
+            }
+            std::slice::from_raw_parts_mut(write, range.len())
+        }
     }
 }
 
@@ -114,6 +184,10 @@ pub struct Batch {
     pub kv: Vec<KvPages>,
     /// Key/value states of the model: the stride of `kv`.
     pub kv_states: usize,
+    /// Recurrent slots, by segment; empty where the model has none.
+    pub states: Vec<StatePointers>,
+    /// Where each slot lies in a sequence's recurrent state, by [`SlotId`].
+    pub slots: Arc<[Range<usize>]>,
 }
 
 impl Batch {
@@ -191,7 +265,7 @@ pub enum Weight {
 }
 
 /// Bytes of stored rows: shared with the mapped file, or owned.
-pub type StoredRows = std::sync::Arc<dyn AsRef<[u8]> + Send + Sync>;
+pub type StoredRows = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 impl Weight {
     /// The vector, for operations whose check asked for one.
@@ -332,6 +406,15 @@ impl<'a> Frame<'a> {
     /// The segment a row belongs to.
     pub fn segment_of(&self, row: usize) -> usize {
         self.batch.segments.partition_point(|s| s.rows.end <= row)
+    }
+
+    /// The recurrent slot of a segment's layer.
+    pub fn state(&self, segment: usize, slot: SlotId) -> SlotState<'a> {
+        let (state, range) = (&self.batch.states[segment], &self.batch.slots[slot.0 as usize]);
+        assert!(range.end <= state.len, "the state was made for this model's slots");
+        // SAFETY: the range is inside the sequence's state, checked just above.
+        let (read, write) = unsafe { (state.read.add(range.start), state.write.add(range.start)) };
+        SlotState { read, write, len: range.len(), _life: PhantomData }
     }
 
     /// The key/value pages of a segment's layer.

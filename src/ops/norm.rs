@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
 use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, WeightId, row_grain};
+use crate::backend::cpu::simd::Table;
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -99,7 +100,7 @@ impl Op for Norm {
                 let span = start..start + group;
                 let w = part(weight, start).and_then(|at| weight.map(|w| &w[at..at + group]));
                 match self.kind {
-                    NormKind::Rms => frame.simd.rms_norm_row(&x[span.clone()], w, self.eps, &mut out[span.clone()]),
+                    NormKind::Rms => rms_norm(frame.simd, &x[span.clone()], w, self.eps, &mut out[span.clone()]),
                     NormKind::Layer => layer_norm(&x[span.clone()], w, self.eps, &mut out[span.clone()]),
                 }
                 if let (Some(at), Some(b)) = (part(bias, start), bias) {
@@ -109,6 +110,17 @@ impl Op for Norm {
                 }
             }
         });
+    }
+}
+
+/// RMS norm with or without a weight.
+fn rms_norm(simd: &Table, x: &[f32], weight: Option<&[f32]>, eps: f32, y: &mut [f32]) {
+    match weight {
+        Some(weight) => simd.rms_norm(x, weight, eps, y),
+        None => {
+            y.copy_from_slice(x);
+            simd.scale(1.0 / (simd.sum_squares(x) / x.len() as f32 + eps).sqrt(), y);
+        }
     }
 }
 

@@ -272,7 +272,8 @@ mod tests {
 
     #[test]
     fn a_correction_moves_the_choice_and_not_the_weight() {
-        let y = pick(&Route { normalize: false, ..op(Scoring::Sigmoid, 1) }, &[0.0, 3.0], Some(&[1.0, 0.0]));
+        let op = Route { bias: Some(WeightId(0)), normalize: false, ..op(Scoring::Sigmoid, 1) };
+        let y = pick(&op, &[0.0, 3.0], Some(&[1.0, 0.0]));
         assert_eq!(y, [0.0, 0.5]);
     }
 

@@ -1,8 +1,8 @@
 //! A tensor that borrows its bytes: name, type, shape, data, and where each row really lies.
 
 use super::DType;
-use crate::error::{Error, Kind, Result};
 use crate::ensure;
+use crate::error::{Error, Kind, Result};
 
 /// Which stored row holds a logical row. Blocks lie along a row, so rows move freely in every format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,11 +57,17 @@ impl<'a> TensorView<'a> {
             .bytes(view.cols())
             .zip(view.elements().map(|n| n / view.cols().max(1)))
             .and_then(|(row, rows)| row.checked_mul(rows))
-            .ok_or_else(|| Error::new(Kind::CorruptFile, format!("{}: {dtype} {:?} is no whole number of blocks", view.name, view.shape)).named(&view.name))?;
+            .ok_or_else(|| {
+                Error::new(Kind::CorruptFile, format!("{}: {dtype} {:?} is no whole number of blocks", view.name, view.shape))
+                    .named(&view.name)
+            })?;
         if wanted != data.len() {
-            return Err(Error::new(Kind::CorruptFile, format!("{}: {} bytes are stored, {dtype} {:?} takes {wanted}", view.name, data.len(), view.shape))
-                .named(&view.name)
-                .sizes(wanted as u64, data.len() as u64));
+            return Err(Error::new(
+                Kind::CorruptFile,
+                format!("{}: {} bytes are stored, {dtype} {:?} takes {wanted}", view.name, data.len(), view.shape),
+            )
+            .named(&view.name)
+            .sizes(wanted as u64, data.len() as u64));
         }
         Ok(view)
     }

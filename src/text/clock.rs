@@ -11,9 +11,8 @@ pub struct Clock {
     pub utc_offset: i32,
 }
 
-const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December",
-];
+const MONTHS: [&str; 12] =
+    ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 impl Clock {
@@ -68,7 +67,13 @@ impl Clock {
                 'U' => number((day_of_year + 6 - weekday) / 7, 2),
                 'W' => number((day_of_year + 6 - (weekday + 6) % 7) / 7, 2),
                 's' => number(self.unix_seconds, 0),
-                'e' => if bare { write!(out, "{day}") } else { write!(out, "{day:>2}") },
+                'e' => {
+                    if bare {
+                        write!(out, "{day}")
+                    } else {
+                        write!(out, "{day:>2}")
+                    }
+                }
                 'B' => write!(out, "{}", MONTHS[month as usize - 1]),
                 'b' | 'h' => write!(out, "{}", &MONTHS[month as usize - 1][..3]),
                 'A' => write!(out, "{}", DAYS[weekday as usize]),
@@ -80,7 +85,7 @@ impl Clock {
                 'R' => write!(out, "{hour:02}:{minute:02}"),
                 // A naive Python datetime has no zone.
                 'z' | 'Z' => Ok(()),
-                'n' => write!(out, "\n"),
+                'n' => writeln!(out),
                 't' => write!(out, "\t"),
                 '%' => write!(out, "%"),
                 _ => return None,

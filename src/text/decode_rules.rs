@@ -81,7 +81,8 @@ impl DecodeRules {
             }
             Some("Metaspace") => {
                 self.replace.push((text("replacement").unwrap_or_else(|| "\u{2581}".to_string()), " ".to_string()));
-                let never = text("prepend_scheme").as_deref() == Some("never") || decoder.get("add_prefix_space") == Some(&Value::Bool(false));
+                let never =
+                    text("prepend_scheme").as_deref() == Some("never") || decoder.get("add_prefix_space") == Some(&Value::Bool(false));
                 self.strip_start = usize::from(!never);
             }
             Some("WordPiece") => {
@@ -103,7 +104,9 @@ impl DecodeRules {
                 None => Cow::Borrowed(text.as_bytes()),
             };
         }
-        if self.byte_fallback && let Some(byte) = fallback_byte(text) {
+        if self.byte_fallback
+            && let Some(byte) = fallback_byte(text)
+        {
             return Cow::Owned(vec![byte]);
         }
         let mut text = Cow::Borrowed(text);

@@ -4,15 +4,16 @@
 //! how text is cut into words. From these the same model is made that the original `tokenizer.json` would give. The
 //! metadata arrives as a plain struct, so this file knows nothing of the file format.
 
-use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::models::bpe::Vocab;
 use tokenizers::normalizers::{NFC, Prepend, Replace, Sequence};
 use tokenizers::tokenizer::{AddedToken, NormalizerWrapper, PreTokenizerWrapper};
 
+use super::bpe::{self, Bpe, BpeOptions, Merge};
 use super::decode_rules::{DecodeRules, fallback_byte};
 use super::pieces::{PieceKind, Pieces};
 use super::pre_tokenizers::{self, Rule};
 use super::sentencepiece::{self, Piece};
-use super::tokenizer::{Names, Parts, Tokenizer, sorted};
+use super::tokenizer::{Names, Parts, Tokenizer, Words, sorted};
 use crate::error::{self, Error, Kind, Result};
 use crate::{bail, ensure};
 
@@ -58,6 +59,7 @@ pub struct GgufVocab {
 
 /// The values of `tokenizer.ggml.token_type` that matter here.
 mod token_type {
+    pub(super) const NORMAL: i32 = 1;
     pub(super) const UNKNOWN: i32 = 2;
     pub(super) const CONTROL: i32 = 3;
     pub(super) const USER_DEFINED: i32 = 4;
@@ -66,9 +68,8 @@ mod token_type {
 }
 
 /// Texts that end a turn where they are control tokens: files often name only one of several.
-const TURN_ENDS: [&str; 9] = [
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<|return|>", "<|call|>",
-];
+const TURN_ENDS: [&str; 9] =
+    ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<|return|>", "<|call|>"];
 
 /// What differs between the kinds of vocabulary.
 struct Scheme {
@@ -103,29 +104,22 @@ pub(super) fn build(vocab: GgufVocab) -> Result<Tokenizer> {
         }
     }
 
-    let unk_text = names.unk.map(|id| vocab.tokens[id as usize].clone());
     let affix = |wanted: bool, id: Option<i32>| if wanted { id.map(|id| id as u32).into_iter().collect() } else { Vec::new() };
     let prefix = affix(vocab.add_bos.unwrap_or(scheme.add_bos), names.bos);
     let suffix = affix(vocab.add_eos.unwrap_or(false), names.eos);
     let strip_start = scheme.rules.strip_start;
     let (texts, merges) = vocabulary(vocab, &types, scheme.byte_fallback)?;
-    let mut bpe = BPE::builder()
-        .vocab_and_merges(texts, merges)
-        .cache_capacity(0)
-        .byte_fallback(scheme.byte_fallback)
-        .ignore_merges(scheme.ignore_merges);
-    if scheme.byte_fallback {
-        bpe = bpe.fuse_unk(true);
-        if let Some(unk) = unk_text {
-            bpe = bpe.unk_token(unk);
-        }
-    }
-    let model = bpe.build().map_err(|e| {
-        Error::new(Kind::CorruptFile, format!("tokenizer.ggml.merges: {e}")).named("tokenizer.ggml.merges")
-    })?;
+    let options = BpeOptions {
+        unk: names.unk.filter(|_| scheme.byte_fallback).map(|id| id as u32),
+        fuse_unk: scheme.byte_fallback,
+        byte_fallback: scheme.byte_fallback,
+        ignore_merges: scheme.ignore_merges,
+        ..Default::default()
+    };
     Tokenizer::assemble(Parts {
-        model: model.into(),
+        words: Words::Bpe(Bpe::new(texts, &merges, options)?),
         normalizer: scheme.normalizer,
+        expansion: 3,
         pre_tokenizer: scheme.pre_tokenizer,
         added,
         prefix,
@@ -177,11 +171,8 @@ fn byte_level_scheme(rule: &Rule) -> Result<Scheme> {
 
 fn sentencepiece_scheme(space_prefix: bool) -> Result<Scheme> {
     let blanks = Replace::new(" ", "\u{2581}").map_err(|e| Error::new(Kind::Internal, format!("normalizer: {e}")))?;
-    let normalizer = if space_prefix {
-        Sequence::new(vec![Prepend::new("\u{2581}".to_string()).into(), blanks.into()]).into()
-    } else {
-        blanks.into()
-    };
+    let normalizer =
+        if space_prefix { Sequence::new(vec![Prepend::new("\u{2581}".to_string()).into(), blanks.into()]).into() } else { blanks.into() };
     Ok(Scheme {
         normalizer: Some(normalizer),
         pre_tokenizer: None,
@@ -202,7 +193,7 @@ fn types(vocab: &GgufVocab) -> Vec<i32> {
         _ if vocab.unk == Some(id as i64) => token_type::UNKNOWN,
         _ if named(id) => token_type::CONTROL,
         _ if vocab.model != "gpt2" && fallback_byte(text).is_some() => token_type::BYTE,
-        _ => 1,
+        _ => token_type::NORMAL,
     };
     vocab.tokens.iter().enumerate().map(kind).collect()
 }
@@ -240,7 +231,7 @@ fn names(vocab: &GgufVocab) -> Result<Names> {
 }
 
 /// The model's own vocabulary and merges.
-fn vocabulary(vocab: GgufVocab, types: &[i32], sentencepiece: bool) -> Result<(Vocab, Merges)> {
+fn vocabulary(vocab: GgufVocab, types: &[i32], sentencepiece: bool) -> Result<(Vocab, Vec<Merge>)> {
     let mut texts = Vocab::with_capacity(vocab.tokens.len());
     let mut own: Vec<String> = error::vec_with_capacity(vocab.tokens.len(), "vocabulary")?;
     for (id, (text, &kind)) in vocab.tokens.into_iter().zip(types).enumerate() {
@@ -254,30 +245,30 @@ fn vocabulary(vocab: GgufVocab, types: &[i32], sentencepiece: bool) -> Result<(V
     let merges = match vocab.scores {
         Some(scores) if vocab.model == "llama" => {
             // A piece that a person added always wins in SentencePiece; the file's score for it says nothing.
-            let piece = |((text, &kind), &score): ((_, &i32), &f32)| match kind {
-                1 => Some(Piece { text, score }),
-                token_type::USER_DEFINED => Some(Piece { text, score: 0.0 }),
+            let score = |at: usize| match types[at] {
+                token_type::NORMAL => Some(scores[at]),
+                token_type::USER_DEFINED => Some(0.0),
                 _ => None,
             };
-            let texts_of = own.iter().map(String::as_str);
-            sentencepiece::merges(&texts, texts_of.zip(types).zip(&scores).filter_map(piece))?
+            let pieces = own.iter().enumerate().filter_map(|(at, text)| Some(Piece { id: at as u32, text, score: score(at)? }));
+            sentencepiece::merges(&texts, pieces)?
         }
-        _ => listed_merges(vocab.merges)?,
+        _ => listed_merges(&texts, &vocab.merges)?,
     };
     Ok((texts, merges))
 }
 
-fn listed_merges(lines: Vec<String>) -> Result<Merges> {
-    let mut merges = error::vec_with_capacity(lines.len(), "merges")?;
-    for (at, line) in lines.into_iter().enumerate() {
+fn listed_merges(vocab: &Vocab, lines: &[String]) -> Result<Vec<Merge>> {
+    let mut pairs = error::vec_with_capacity(lines.len(), "merges")?;
+    for (at, line) in lines.iter().enumerate() {
         // A blank can be the first character of a part in raw vocabularies, so the cut is at the first blank after it.
         let cut = line.char_indices().skip(1).find(|&(_, c)| c == ' ').map(|(cut, _)| cut);
         match cut.map(|cut| (&line[..cut], &line[cut + 1..])) {
-            Some((left, right)) if !right.is_empty() => merges.push((left.to_string(), right.to_string())),
+            Some(pair) if !pair.1.is_empty() => pairs.push(pair),
             _ => bail!(CorruptFile, "tokenizer.ggml.merges[{at}] is '{line}', expected two texts with a space between"),
         }
     }
-    Ok(merges)
+    bpe::resolve(vocab, "", pairs.into_iter()).map_err(|e| e.context("tokenizer.ggml.merges").named("tokenizer.ggml.merges"))
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! `tokenizer.json` and the files beside it.
 //!
-//! The file is read into its parts in one pass, so that the vocabulary can be checked and its bytes be tabled before the
-//! `tokenizers` crate builds the model from it; that crate trusts a file in places where we must not (a merge whose second
-//! half lacks the continuing prefix makes it cut a text inside a character).
+//! The file is read into its parts in one pass. Normalizer, pre-tokenizer, post-processor and the rarer models are then
+//! made by the `tokenizers` crate; the vocabulary is checked, its bytes are tabled and its merges resolved here.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,20 +11,23 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
-use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::models::bpe::Vocab;
 use tokenizers::models::unigram::Unigram;
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::models::wordpiece::WordPiece;
-use tokenizers::tokenizer::{AddedToken, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
+use tokenizers::tokenizer::{AddedToken, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
 
+use super::bpe::{self, Bpe, BpeOptions};
 use super::decode_rules::DecodeRules;
 use super::pieces::{PieceKind, Pieces};
-use super::tokenizer::{Names, Parts, Tokenizer, affixes, sorted};
+use super::tokenizer::{Names, Parts, Tokenizer, Words, affixes, sorted};
 use crate::error::{Context, Error, Kind, Result};
 use crate::{bail, ensure};
 
 /// Largest file read. The largest `tokenizer.json` in use has about 35 MB.
 const MAX_FILE: u64 = 512 << 20;
+/// Longest word that WordPiece looks at; its time grows with the square.
+const MAX_WORD: usize = 1000;
 /// Largest token id; tables are as long as the largest id.
 const MAX_ID: u32 = 1 << 24;
 
@@ -43,9 +45,9 @@ pub(super) fn from_folder(folder: &Path) -> Result<Option<Tokenizer>> {
             let known: Vec<i32> = ends.iter().filter_map(|&id| i32::try_from(id).ok()).collect();
             ensure!(known.len() == ends.len(), CorruptFile, "{file}: eos_token_id {ends:?} is not a token id");
             let both = [tokenizer.end_tokens(), &known].concat();
-            tokenizer.set_end_tokens(&both).map_err(|e| {
-                Error::new(Kind::CorruptFile, format!("{file}: eos_token_id: {e}")).named("eos_token_id")
-            })?;
+            tokenizer
+                .set_end_tokens(&both)
+                .map_err(|e| Error::new(Kind::CorruptFile, format!("{file}: eos_token_id: {e}")).named("eos_token_id"))?;
             break;
         }
     }
@@ -53,9 +55,8 @@ pub(super) fn from_folder(folder: &Path) -> Result<Option<Tokenizer>> {
 }
 
 pub(super) fn from_bytes(bytes: &[u8], config: Option<&Value>) -> Result<Tokenizer> {
-    let file: File = serde_json::from_slice(bytes).map_err(|e| {
-        Error::new(Kind::CorruptFile, format!("tokenizer.json: {e}")).named("tokenizer.json").at(e.column() as u64)
-    })?;
+    let file: File = serde_json::from_slice(bytes)
+        .map_err(|e| Error::new(Kind::CorruptFile, format!("tokenizer.json: {e}")).named("tokenizer.json").at(e.column() as u64))?;
     let config = config.unwrap_or(&Value::Null);
     let rules = DecodeRules::from_json(&file.decoder)?;
     let post_processor: Option<PostProcessorWrapper> = part("post_processor", file.post_processor)?;
@@ -79,10 +80,10 @@ pub(super) fn from_bytes(bytes: &[u8], config: Option<&Value>) -> Result<Tokeniz
         ensure!(known, CorruptFile, "tokenizer.json: post_processor adds token {id}, the vocabulary has {} tokens", pieces.len());
     }
     let unk = role("unk_token").or_else(|| file.model.unk_token.as_deref().and_then(find));
-    let names =
-        Names { bos, eos, unk, pad: role("pad_token"), ends: sorted(eos.into_iter().collect()), templates: templates(config) };
+    let names = Names { bos, eos, unk, pad: role("pad_token"), ends: sorted(eos.into_iter().collect()), templates: templates(config) };
     Tokenizer::assemble(Parts {
-        model: model(file.model)?,
+        words: words(file.model)?,
+        expansion: expansion(&file.normalizer),
         normalizer: part::<NormalizerWrapper>("normalizer", file.normalizer)?,
         pre_tokenizer: part::<PreTokenizerWrapper>("pre_tokenizer", file.pre_tokenizer)?,
         added,
@@ -210,12 +211,31 @@ fn part<T: serde::de::DeserializeOwned>(name: &str, value: Value) -> Result<Opti
     if value.is_null() {
         return Ok(None);
     }
-    serde_json::from_value(value)
-        .map(Some)
-        .map_err(|e| Error::new(Kind::CorruptFile, format!("tokenizer.json: {name}: {e}")).named(name))
+    serde_json::from_value(value).map(Some).map_err(|e| Error::new(Kind::CorruptFile, format!("tokenizer.json: {name}: {e}")).named(name))
 }
 
-fn model(file: ModelFile) -> Result<ModelWrapper> {
+/// How many times longer a normalizer can make a text, at most.
+fn expansion(normalizer: &Value) -> usize {
+    let len = |key: &str| normalizer.get(key).and_then(Value::as_str).map_or(0, str::len);
+    match normalizer.get("type").and_then(Value::as_str) {
+        Some("Sequence") => {
+            let parts = normalizer.get("normalizers").and_then(Value::as_array).into_iter().flatten();
+            parts.map(expansion).fold(1, usize::saturating_mul)
+        }
+        Some("Replace") => {
+            let pattern = normalizer.get("pattern").and_then(|p| p.get("String")).and_then(Value::as_str);
+            // A regular expression may match nothing, before every byte.
+            pattern.map_or(len("content") + 1, |pattern| len("content").div_ceil(pattern.len().max(1)).max(1))
+        }
+        Some("Prepend") => len("prepend").max(1),
+        // U+FDFA, 3 bytes, becomes 33 (NFKC, NFKD); other forms triple at most.
+        Some("NFKC" | "NFKD" | "Precompiled" | "Nmt") => 11,
+        Some("NFC" | "NFD" | "BertNormalizer" | "Lowercase" | "ByteLevel") => 3,
+        _ => 1,
+    }
+}
+
+fn words(file: ModelFile) -> Result<Words> {
     let kind = match file.kind.as_deref() {
         Some(kind) => kind.to_string(),
         // Files from before the entry had a type.
@@ -227,27 +247,23 @@ fn model(file: ModelFile) -> Result<ModelWrapper> {
     match (kind.as_str(), file.vocab) {
         ("BPE", VocabFile::Map(vocab)) => {
             ensure!(file.dropout.unwrap_or(0.0) == 0.0, Unsupported, "tokenizer.json: model.dropout is for training only");
-            let prefix = file.continuing_subword_prefix.filter(|p| !p.is_empty());
-            let merges = checked_merges(file.merges.unwrap_or_default(), prefix.as_deref().unwrap_or(""), &vocab)?;
-            if let Some(unk) = &file.unk_token {
-                ensure!(vocab.contains_key(unk), CorruptFile, "tokenizer.json: model.unk_token '{unk}' is not in model.vocab");
-            }
-            let mut bpe = BPE::builder()
-                .vocab_and_merges(vocab, merges)
-                .cache_capacity(0)
-                .fuse_unk(file.fuse_unk.unwrap_or(false))
-                .byte_fallback(file.byte_fallback.unwrap_or(false))
-                .ignore_merges(file.ignore_merges.unwrap_or(false));
-            if let Some(unk) = file.unk_token {
-                bpe = bpe.unk_token(unk);
-            }
-            if let Some(prefix) = prefix {
-                bpe = bpe.continuing_subword_prefix(prefix);
-            }
-            if let Some(suffix) = file.end_of_word_suffix.filter(|s| !s.is_empty()) {
-                bpe = bpe.end_of_word_suffix(suffix);
-            }
-            Ok(bpe.build().map_err(corrupt)?.into())
+            let find = |unk: &String| {
+                let missing = || Error::new(Kind::CorruptFile, format!("tokenizer.json: model.unk_token '{unk}' is not in model.vocab"));
+                vocab.get(unk).copied().ok_or_else(missing)
+            };
+            let options = BpeOptions {
+                unk: file.unk_token.as_ref().map(find).transpose()?,
+                fuse_unk: file.fuse_unk.unwrap_or(false),
+                byte_fallback: file.byte_fallback.unwrap_or(false),
+                ignore_merges: file.ignore_merges.unwrap_or(false),
+                continuing_prefix: file.continuing_subword_prefix.unwrap_or_default(),
+                word_end: file.end_of_word_suffix.unwrap_or_default(),
+            };
+            let listed = file.merges.unwrap_or_default();
+            let pairs = listed.iter().map(|Merge(left, right)| (left.as_str(), right.as_str()));
+            let merges = bpe::resolve(&vocab, &options.continuing_prefix, pairs)
+                .map_err(|e| e.context("tokenizer.json: model.merges").named("model.merges"))?;
+            Ok(Words::Bpe(Bpe::new(vocab, &merges, options)?))
         }
         ("WordPiece", VocabFile::Map(vocab)) => {
             let unk = file.unk_token.unwrap_or_else(|| "[UNK]".to_string());
@@ -256,12 +272,12 @@ fn model(file: ModelFile) -> Result<ModelWrapper> {
                 .vocab(vocab)
                 .unk_token(unk)
                 .continuing_subword_prefix(file.continuing_subword_prefix.unwrap_or_else(|| "##".to_string()))
-                .max_input_chars_per_word(file.max_input_chars_per_word.unwrap_or(100));
-            Ok(pieces.build().map_err(corrupt)?.into())
+                .max_input_chars_per_word(file.max_input_chars_per_word.unwrap_or(100).min(MAX_WORD));
+            Ok(Words::Other(pieces.build().map_err(corrupt)?.into()))
         }
         ("WordLevel", VocabFile::Map(vocab)) => {
             let unk = file.unk_token.unwrap_or_default();
-            Ok(WordLevel::builder().vocab(vocab).unk_token(unk).build().map_err(corrupt)?.into())
+            Ok(Words::Other(WordLevel::builder().vocab(vocab).unk_token(unk).build().map_err(corrupt)?.into()))
         }
         ("Unigram", VocabFile::List(list)) => {
             if let Some(at) = list.iter().position(|(text, score)| text.is_empty() || !score.is_finite()) {
@@ -269,25 +285,13 @@ fn model(file: ModelFile) -> Result<ModelWrapper> {
             }
             let mut unigram = Unigram::from(list, file.unk_id, file.byte_fallback.unwrap_or(false)).map_err(corrupt)?;
             unigram.resize_cache(0);
-            Ok(unigram.into())
+            Ok(Words::Other(unigram.into()))
         }
         ("BPE" | "WordPiece" | "WordLevel" | "Unigram", _) => {
             bail!(CorruptFile, "tokenizer.json: model.vocab has the wrong shape for a {kind} model")
         }
         _ => bail!(Unsupported, "tokenizer.json: model.type '{kind}'; this build knows BPE, WordPiece, WordLevel and Unigram"),
     }
-}
-
-/// Merges whose halves fit together: the crate cuts the prefix off by its length alone.
-fn checked_merges(merges: Vec<Merge>, prefix: &str, vocab: &Vocab) -> Result<Merges> {
-    let longest = vocab.keys().map(String::len).max().unwrap_or(0);
-    let mut checked = crate::error::vec_with_capacity(merges.len(), "merges")?;
-    for (at, Merge(left, right)) in merges.into_iter().enumerate() {
-        let fits = right.starts_with(prefix) && !left.is_empty() && left.len() + right.len() - prefix.len() <= longest;
-        ensure!(fits, CorruptFile, "tokenizer.json: model.merges[{at}] ['{left}', '{right}'] makes no token of the vocabulary");
-        checked.push((left, right));
-    }
-    Ok(checked)
 }
 
 /// The bytes of every id; added tokens stand above the model's own.
@@ -366,7 +370,8 @@ fn add_template_files(folder: &Path, config: &mut Value) -> Result<()> {
     let mut found: Vec<(String, String)> = Vec::new();
     if let Some(source) = read_text(&folder.join("chat_template.jinja"))? {
         found.push(("default".to_string(), source));
-    } else if let Some(Value::String(source)) = read_json(&folder.join("chat_template.json"))?.and_then(|v| v.get("chat_template").cloned()) {
+    } else if let Some(Value::String(source)) = read_json(&folder.join("chat_template.json"))?.and_then(|v| v.get("chat_template").cloned())
+    {
         found.push(("default".to_string(), source));
     }
     for entry in fs::read_dir(folder.join("additional_chat_templates")).into_iter().flatten().flatten() {
@@ -390,8 +395,7 @@ fn add_template_files(folder: &Path, config: &mut Value) -> Result<()> {
     if !config.is_object() {
         *config = Value::Object(Default::default());
     }
-    config["chat_template"] =
-        found.into_iter().map(|(name, template)| serde_json::json!({"name": name, "template": template})).collect();
+    config["chat_template"] = found.into_iter().map(|(name, template)| serde_json::json!({"name": name, "template": template})).collect();
     Ok(())
 }
 
@@ -504,13 +508,13 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_that_is_not_there_is_refused() {
-        // The crate would cut "éb" after one byte.
+    fn a_normalizer_that_inflates_text_gets_short_texts_only() {
         let mut file = sample();
-        file["model"]["vocab"] = json!({"a": 0, "éb": 1, "a\u{a9}b": 2});
-        file["model"]["continuing_subword_prefix"] = json!("#");
-        file["model"]["merges"] = json!([["a", "éb"]]);
-        assert_eq!(load(&file, None).err().unwrap().kind(), Kind::CorruptFile);
+        let replace = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaaaaaaaa"});
+        file["normalizer"] = json!({"type": "Sequence", "normalizers": vec![replace; 6]});
+        let t = load(&file, None).unwrap();
+        assert_eq!(t.encode("aaaa", false, false).unwrap_err().kind(), Kind::TooLarge);
+        assert_eq!(expansion(&json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})), 3);
     }
 
     #[test]

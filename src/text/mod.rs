@@ -1,10 +1,11 @@
 //! Text: between bytes and token ids, between messages and a prompt.
 //!
 //! Vocabularies come from `tokenizer.json` or from the metadata of a GGUF file; both end in the same [`Tokenizer`], which
-//! runs the parts of the `tokenizers` crate itself (normalizer, pre-tokenizer, model) so that no state is shared and no
-//! thread is started. Decoding is ours: every token has its exact bytes in a table. Chat templates run in `minijinja`
+//! runs the parts of the `tokenizers` crate itself (normalizer, pre-tokenizer, model; byte-pair merging is ours) so that no
+//! state is shared and no thread is started. Decoding is ours: every token has its exact bytes in a table. Chat templates run in `minijinja`
 //! under limits, and [`TextStream`] turns tokens into text that a terminal can show.
 
+mod bpe;
 mod bytes;
 mod clock;
 mod decode_rules;

@@ -60,12 +60,7 @@ impl Pieces {
 
     /// The bytes of `id`.
     pub(super) fn get(&self, id: i32) -> Result<&[u8]> {
-        ensure!(
-            self.kind(id) != PieceKind::Hole,
-            InvalidToken,
-            "token {id} is not in the vocabulary of {} tokens",
-            self.len()
-        );
+        ensure!(self.kind(id) != PieceKind::Hole, InvalidToken, "token {id} is not in the vocabulary of {} tokens", self.len());
         let at = id as usize;
         let start = if at == 0 { 0 } else { self.ends[at - 1] };
         Ok(&self.bytes[start as usize..self.ends[at] as usize])

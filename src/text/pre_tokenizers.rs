@@ -59,13 +59,10 @@ pub(super) fn rule(name: &str) -> Result<Rule> {
             Rule { steps: &[EachDigit, Gpt2], ..PLAIN }
         }
         "falcon" => Rule { steps: &[Signs, Gpt2, DigitRuns, Cut("[0-9][0-9][0-9]")], ..PLAIN },
-        "deepseek-llm" => Rule {
-            steps: &[Cut("[\r\n]"), Cut(DEEPSEEK_LETTERS), Cut(DEEPSEEK_SIGNS), Cut(r"\s+$"), Cut(CJK), EachDigit],
-            ..PLAIN
-        },
-        "deepseek-coder" => {
-            Rule { steps: &[Cut("[\r\n]"), Cut(r"\s?\p{L}+"), Cut(r"\s?\p{P}+"), Cut(CJK), EachDigit], ..PLAIN }
+        "deepseek-llm" => {
+            Rule { steps: &[Cut("[\r\n]"), Cut(DEEPSEEK_LETTERS), Cut(DEEPSEEK_SIGNS), Cut(r"\s+$"), Cut(CJK), EachDigit], ..PLAIN }
         }
+        "deepseek-coder" => Rule { steps: &[Cut("[\r\n]"), Cut(r"\s?\p{L}+"), Cut(r"\s?\p{P}+"), Cut(CJK), EachDigit], ..PLAIN },
         "deepseek-v3" | "hunyuan-dense" | "joyai-llm" => {
             Rule { steps: &[Cut(r"\p{N}{1,3}"), Cut("[一-龥\u{3040}-ゟ゠-ヿ]+"), Cut(DEEPSEEK_V3_WORDS)], ..PLAIN }
         }
@@ -113,14 +110,14 @@ impl Rule {
 }
 
 const GPT2_WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-const LLAMA3_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3_WORDS: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN35_WORDS: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const SEED_CODER_WORDS: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
-const BAILING_WORDS: &str =
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+const BAILING_WORDS: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
 const BLOOM_WORDS: &str = r" ?[^(\s|[.,!?…。，、।۔،])]+";
 const O200K_WORDS: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
@@ -181,7 +178,7 @@ mod tests {
             ("smollm", "a12 3", &["a", "1", "2", " ", "3"]),
             ("tekken", "HelloWorld 12", &["Hello", "World", " ", "1", "2"]),
             ("gpt-4o", "HelloWorld's 1234", &["Hello", "World's", " ", "123", "4"]),
-            ("deepseek-v3", "ab漢字かな1234 .x", &["ab", "漢字かな", "123", "4", " ", ".x"]),
+            ("deepseek-v3", "ab漢字かな1234 .x", &["ab", "漢字かな", "123", "4", " .", "x"]),
             ("deepseek-llm", "ab cd\n1 漢", &["ab", " cd", "\n", "1", " ", "漢"]),
             ("deepseek-coder", "ab +1", &["ab", " +", "1"]),
             ("kimi-k2", "漢字abc Def1234", &["漢字", "abc", " Def", "123", "4"]),

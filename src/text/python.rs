@@ -77,7 +77,13 @@ fn number(value: &Value) -> String {
     }
     let Ok(float) = f64::try_from(value.clone()) else { return value.to_string() };
     if !float.is_finite() {
-        return if float.is_nan() { "nan".into() } else if float > 0.0 { "inf".into() } else { "-inf".into() };
+        return if float.is_nan() {
+            "nan".into()
+        } else if float > 0.0 {
+            "inf".into()
+        } else {
+            "-inf".into()
+        };
     }
     let scientific = format!("{float:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));

@@ -5,45 +5,44 @@
 //! Among equal scores the order is the one that published conversions use: longer left part first, then longer right part,
 //! then the order of ids.
 
-use tokenizers::models::bpe::{Merges, Vocab};
+use tokenizers::models::bpe::Vocab;
 
+use super::bpe::Merge;
 use crate::error::{self, Result};
 
 /// A piece that merges may produce.
 pub(super) struct Piece<'a> {
+    pub(super) id: u32,
     pub(super) text: &'a str,
     pub(super) score: f32,
 }
 
-struct Cut<'a> {
+struct Cut {
     score: f32,
     left_chars: u32,
     right_chars: u32,
-    left: &'a str,
-    right: &'a str,
+    merge: Merge,
 }
 
 /// The merges of `pieces` (in order of id), whose halves must be in `vocab`.
-pub(super) fn merges<'a>(vocab: &Vocab, pieces: impl Iterator<Item = Piece<'a>>) -> Result<Merges> {
-    let mut cuts: Vec<Cut<'a>> = Vec::new();
-    let mut local: Vec<(u32, u32, Cut<'a>)> = Vec::new();
+pub(super) fn merges<'a>(vocab: &Vocab, pieces: impl Iterator<Item = Piece<'a>>) -> Result<Vec<Merge>> {
+    let mut cuts: Vec<Cut> = Vec::new();
     for piece in pieces {
+        let first = cuts.len();
         let chars = piece.text.chars().count() as u32;
         for (number, (at, _)) in piece.text.char_indices().enumerate().skip(1) {
             let (left, right) = piece.text.split_at(at);
-            let Some(&left_id) = vocab.get(left) else { continue };
-            let Some(&right_id) = vocab.get(right) else { continue };
+            let Some(&left) = vocab.get(left) else { continue };
+            let Some(&right) = vocab.get(right) else { continue };
             let left_chars = number as u32;
-            local.push((left_id, right_id, Cut { score: piece.score, left_chars, right_chars: chars - left_chars, left, right }));
+            let merge = Merge { left, right, merged: piece.id };
+            cuts.push(Cut { score: piece.score, left_chars, right_chars: chars - left_chars, merge });
         }
-        local.sort_by_key(|&(left, right, _)| (left, right));
-        cuts.extend(local.drain(..).map(|(_, _, cut)| cut));
+        cuts[first..].sort_by_key(|cut| (cut.merge.left, cut.merge.right));
     }
-    cuts.sort_by(|a, b| {
-        b.score.total_cmp(&a.score).then(b.left_chars.cmp(&a.left_chars)).then(b.right_chars.cmp(&a.right_chars))
-    });
+    cuts.sort_by(|a, b| b.score.total_cmp(&a.score).then(b.left_chars.cmp(&a.left_chars)).then(b.right_chars.cmp(&a.right_chars)));
     let mut merges = error::vec_with_capacity(cuts.len(), "merges")?;
-    merges.extend(cuts.into_iter().map(|cut| (cut.left.to_string(), cut.right.to_string())));
+    merges.extend(cuts.iter().map(|cut| cut.merge));
     Ok(merges)
 }
 
@@ -56,8 +55,8 @@ mod tests {
         let texts = ["a", "b", "c", "ab", "bc", "abc"];
         let vocab: Vocab = texts.iter().enumerate().map(|(id, text)| (text.to_string(), id as u32)).collect();
         let scores = [0.0, 0.0, 0.0, -2.0, -1.0, -1.5];
-        let pieces = texts.iter().zip(scores).map(|(text, score)| Piece { text, score });
-        let expected = [("b", "c"), ("ab", "c"), ("a", "bc"), ("a", "b")].map(|(a, b)| (a.to_string(), b.to_string()));
+        let pieces = texts.iter().zip(scores).enumerate().map(|(id, (text, score))| Piece { id: id as u32, text, score });
+        let expected = [(1, 2, 4), (3, 2, 5), (0, 4, 5), (0, 1, 3)].map(|(left, right, merged)| Merge { left, right, merged });
         assert_eq!(merges(&vocab, pieces).unwrap(), expected);
     }
 }

@@ -5,6 +5,9 @@
 //! a filter that checks what is assigned, and a `{% with %}` may only hold few brackets. A namespace that holds itself
 //! would never finish printing; the filter for `{% set namespace.name = ... %}` allows plain data only.
 //!
+//! The engine's compiler recurses along chains such as `--x` or `a.b.c` and looks at each link again from every link before
+//! it, so the code in one tag (its strings apart) is bounded too.
+//!
 //! `{% generation %}`, which marks the assistant's words for training, becomes a block that is always taken.
 
 use crate::error::{Error, Kind, Result};
@@ -15,7 +18,9 @@ pub(super) const CHECK_VARIABLE: &str = "metrale_check_variable";
 pub(super) const CHECK_ATTRIBUTE: &str = "metrale_check_attribute";
 
 /// Longest source. The largest templates in use have about 30 KB.
-const MAX_SOURCE: usize = 512 << 10;
+const MAX_SOURCE: usize = 256 << 10;
+/// Most bytes in one tag that are not in its strings.
+const MAX_TAG_CODE: usize = 4096;
 /// Most opening brackets in one `{% with %}`, whose variables may be made from each other.
 const MAX_WITH_BRACKETS: usize = 64;
 
@@ -49,6 +54,9 @@ pub(super) fn prepare(source: &str) -> Result<String> {
             }
             _ => 1,
         };
+        if tag[..end].starts_with("{{") {
+            check_length(&tag[..end])?;
+        }
         out.push_str(&tag[..end]);
         rest = &tag[end..];
     }
@@ -63,8 +71,18 @@ fn tag_name(tag: &str) -> &str {
     &inner[..end]
 }
 
+fn check_length(tag: &str) -> Result<()> {
+    let code = outside_strings(tag).count();
+    if code <= MAX_TAG_CODE {
+        return Ok(());
+    }
+    let text = format!("chat template: a tag with {code} bytes of code, at most {MAX_TAG_CODE} are accepted");
+    Err(Error::new(Kind::LimitExceeded, text).sizes(code as u64, MAX_TAG_CODE as u64))
+}
+
 /// One block, rewritten where it must be.
 fn block(tag: &str, name: &str) -> Result<String> {
+    check_length(tag)?;
     match name {
         "generation" => Ok(tag.replacen(name, "if true", 1)),
         "endgeneration" => Ok(tag.replacen(name, "endif", 1)),

@@ -1,9 +1,9 @@
 //! The tokenizer: text to ids and back, whatever file the vocabulary came from.
 //!
 //! The parts of the `tokenizers` crate are run here one after the other (split at added tokens, normalize, pre-tokenize,
-//! merge) rather than through its own `Tokenizer`, because whether special tokens are parsed is a choice per call there is
-//! no shared-state-free way to make otherwise. Its caches are switched off (they live in thread-local storage and would
-//! outlive the model) and so is its thread pool.
+//! merge) rather than through its own `Tokenizer`, because there whether special tokens are parsed is a state of the
+//! object and not a choice of the call. Its caches are switched off (they live in thread-local storage and would outlive
+//! the model) and so is its thread pool.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use tokenizers::tokenizer::{
     PreTokenizer, PreTokenizerWrapper, Token,
 };
 
+use super::bpe::Bpe;
 use super::gguf::{self, GgufVocab};
 use super::json;
 use super::own_stack;
@@ -22,13 +23,13 @@ use crate::bail;
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
 
-/// Longest text that is tokenized in one call. `tokenizers` works with about 20 bytes per byte of text, and no context
-/// holds anything near 10 million tokens.
-const MAX_TEXT: usize = 64 << 20;
+/// Longest text that is tokenized in one call, after normalizing. Working on it takes about 50 bytes for each of its
+/// bytes, and no context holds anything near as many tokens.
+const MAX_TEXT: usize = 48 << 20;
 
 /// A vocabulary with everything needed to encode and decode. Immutable but for the end tokens; `Send + Sync`.
 pub struct Tokenizer {
-    model: ModelWrapper,
+    words: Words,
     normalizer: Option<NormalizerWrapper>,
     pre_tokenizer: Option<PreTokenizerWrapper>,
     /// Finds added tokens, special ones included.
@@ -40,7 +41,32 @@ pub struct Tokenizer {
     suffix: Vec<u32>,
     pieces: Pieces,
     strip_start: usize,
+    max_text: usize,
     names: Names,
+}
+
+/// What turns a word into tokens.
+pub(super) enum Words {
+    /// Byte-pair merges: nearly every language model.
+    Bpe(Bpe),
+    /// The other kinds, as the `tokenizers` crate has them.
+    Other(ModelWrapper),
+}
+
+impl Words {
+    fn tokenize(&self, word: &str) -> tokenizers::Result<Vec<Token>> {
+        match self {
+            Words::Bpe(bpe) => Ok(bpe.tokens(word).into_iter().map(|id| Token::new(id, String::new(), (0, 0))).collect()),
+            Words::Other(model) => model.tokenize(word),
+        }
+    }
+
+    fn id(&self, text: &str) -> Option<u32> {
+        match self {
+            Words::Bpe(bpe) => bpe.id(text),
+            Words::Other(model) => model.token_to_id(text),
+        }
+    }
 }
 
 /// Ids with a role, and the templates.
@@ -58,8 +84,10 @@ pub(super) struct Names {
 
 /// What a reader of a vocabulary hands over.
 pub(super) struct Parts {
-    pub(super) model: ModelWrapper,
+    pub(super) words: Words,
     pub(super) normalizer: Option<NormalizerWrapper>,
+    /// How many times longer the normalizer can make a text.
+    pub(super) expansion: usize,
     pub(super) pre_tokenizer: Option<PreTokenizerWrapper>,
     pub(super) added: Vec<(u32, AddedToken)>,
     pub(super) prefix: Vec<u32>,
@@ -98,7 +126,7 @@ impl Tokenizer {
         let mut added_plain = added.clone();
         added_plain.set_encode_special_tokens(true);
         Ok(Tokenizer {
-            model: parts.model,
+            words: parts.words,
             normalizer: parts.normalizer,
             pre_tokenizer: parts.pre_tokenizer,
             added,
@@ -107,6 +135,8 @@ impl Tokenizer {
             suffix: parts.suffix,
             pieces: parts.pieces,
             strip_start: parts.strip_start,
+            // A blank that becomes U+2581 is three bytes, so three is the ordinary case.
+            max_text: MAX_TEXT / parts.expansion.max(3),
             names: parts.names,
         })
     }
@@ -115,9 +145,9 @@ impl Tokenizer {
     /// begins a text). With `parse_special` the text of a special token becomes that token; without, it is plain text,
     /// which is right for text from a stranger.
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<i32>> {
-        if text.len() > MAX_TEXT {
-            let message = format!("text of {} bytes; at most {MAX_TEXT} are tokenized in one call", text.len());
-            return Err(Error::new(Kind::TooLarge, message).sizes(text.len() as u64, MAX_TEXT as u64));
+        if text.len() > self.max_text {
+            let message = format!("text of {} bytes; at most {} are tokenized in one call", text.len(), self.max_text);
+            return Err(Error::new(Kind::TooLarge, message).sizes(text.len() as u64, self.max_text as u64));
         }
         let added = if parse_special { &self.added } else { &self.added_plain };
         let encoding = own_stack::caught("tokenizer", || {
@@ -126,7 +156,7 @@ impl Tokenizer {
             if let Some(pre_tokenizer) = &self.pre_tokenizer {
                 pre_tokenizer.pre_tokenize(&mut pieces).map_err(failed)?;
             }
-            pieces.tokenize(|piece| self.model.tokenize(piece.get())).map_err(failed)?;
+            pieces.tokenize(|piece| self.words.tokenize(piece.get())).map_err(failed)?;
             pieces.into_encoding(None, 0, OffsetType::None).map_err(failed)
         })?;
         let (before, after): (&[u32], &[u32]) = if add_special { (&self.prefix, &self.suffix) } else { (&[], &[]) };
@@ -157,7 +187,7 @@ impl Tokenizer {
 
     /// The token with this literal text: an added token, or an entry of the vocabulary as it is written in the file.
     pub fn token_id(&self, text: &str) -> Option<i32> {
-        let id = self.added.get_vocab().get(text).copied().or_else(|| self.model.token_to_id(text))?;
+        let id = self.added.get_vocab().get(text).copied().or_else(|| self.words.id(text))?;
         i32::try_from(id).ok()
     }
 

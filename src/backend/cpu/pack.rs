@@ -5,8 +5,8 @@
 //!
 //! - `F32`: `[k][16] f32`. `F16`: `[k][16] f16`. `Bf16`: `[k / 2][16]` pairs; a 32-bit lane holds k even (low half) and k odd (high
 //!   half), so a shift and a mask give two f32 vectors.
-//! - integers: 16 f32 gains (one per row, applied to the finished sum), then per 64 k: the codes of two 32-blocks, the f16 scales
-//!   `[64 / block][16]`, the f16 minimums likewise. 8-bit codes are `[k / 4][16][4]` with 128 added, because the dot instruction wants
+//! - integers: 16 f32 gains (one per row, applied to the finished sum), then per 64 k: the f16 scales
+//!   `[64 / block][16]`, the f16 minimums likewise, the codes of two 32-blocks. 8-bit codes are `[k / 4][16][4]` with 128 added, because the dot instruction wants
 //!   one unsigned side; the activations carry the correction. 4-bit codes are `[k / 8][16][4]` bytes, the low nibble for the first 4 k's and
 //!   the high nibble for the next 4.
 //!
@@ -213,7 +213,7 @@ impl Layout {
         panel[lane * 4..lane * 4 + 4].copy_from_slice(&(row.gain * shift).to_le_bytes());
         let per_super = SUPER / self.block();
         for (index, stretch) in panel[GAINS..].chunks_exact_mut(self.super_bytes()).enumerate() {
-            let (codes, scales) = stretch.split_at_mut(self.super_codes());
+            let (scales, codes) = stretch.split_at_mut(self.super_bytes() - self.super_codes());
             for (i, &code) in row.codes.iter().skip(index * SUPER).take(SUPER).enumerate() {
                 match self {
                     Layout::I8 { .. } => codes[i / 4 * 64 + lane * 4 + i % 4] = (code as u8) ^ 0x80,
@@ -330,13 +330,15 @@ impl Packed {
             layout => {
                 let gain = f32::from_bits(word_at(lane * 4));
                 let per_super = SUPER / layout.block();
+                let scales = layout.super_bytes() - layout.super_codes();
                 for (k, value) in out.iter_mut().enumerate() {
                     let start = GAINS + k / SUPER * layout.super_bytes();
+                    let codes = start + scales;
                     let i = k % SUPER;
-                    let factor = |slot: usize| f16::from_bits(half_at(start + layout.super_codes() + (slot * LANES + lane) * 2)).to_f32();
-                    let nibble = || panel[start + i / 8 * 64 + lane * 4 + i % 4] >> (i / 4 % 2 * 4) & 15;
+                    let factor = |slot: usize| f16::from_bits(half_at(start + (slot * LANES + lane) * 2)).to_f32();
+                    let nibble = || panel[codes + i / 8 * 64 + lane * 4 + i % 4] >> (i / 4 % 2 * 4) & 15;
                     let code = match layout {
-                        Layout::I8 { .. } => (panel[start + i / 4 * 64 + lane * 4 + i % 4] ^ 0x80) as i8,
+                        Layout::I8 { .. } => (panel[codes + i / 4 * 64 + lane * 4 + i % 4] ^ 0x80) as i8,
                         Layout::I4 { min: false, .. } => nibble() as i8 - 8,
                         Layout::I4Table { table, .. } => table[nibble() as usize],
                         _ => nibble() as i8,

@@ -45,6 +45,10 @@ impl<'a> Keys<'a> {
         self.gguf().f64(&self.key(key))
     }
 
+    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>> {
+        self.gguf().bool(&self.key(key))
+    }
+
     /// A count that must be there.
     pub(super) fn need_u64(&self, key: &str) -> Result<u64> {
         self.u64(key)?.ok_or_else(|| self.gguf().missing(&self.key(key)))

@@ -4,11 +4,15 @@
 //! to the values. Everything it leaves unnamed stays reachable under the file's own name.
 
 mod gemma3;
+mod glm4_moe;
+mod gpt_oss;
 mod keys;
 mod llama;
+mod minimax_m2;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
+mod qwen3_vl;
 
 use super::TensorInfo;
 use super::gguf::Gguf;
@@ -30,7 +34,18 @@ pub(super) struct Dialect {
     layer: &'static [Rename],
 }
 
-static DIALECTS: [&Dialect; 5] = [&llama::DIALECT, &qwen2::DIALECT, &qwen3::DIALECT, &qwen3_moe::DIALECT, &gemma3::DIALECT];
+static DIALECTS: &[&Dialect] = &[
+    &llama::DIALECT,
+    &qwen2::DIALECT,
+    &qwen3::DIALECT,
+    &qwen3_moe::DIALECT,
+    &qwen3_vl::DENSE,
+    &qwen3_vl::MOE,
+    &gemma3::DIALECT,
+    &gpt_oss::DIALECT,
+    &glm4_moe::DIALECT,
+    &minimax_m2::DIALECT,
+];
 
 /// A tensor's two names, and what the file does to its values.
 struct Rename {
@@ -50,10 +65,20 @@ enum Stored {
     OnePlus,
     /// Experts stacked in front; `{}` in the name takes the number of the expert.
     Experts,
+    /// Not at all, and the other name is whole: nothing follows it.
+    Bare,
 }
 
 const fn same(gguf: &'static str, hf: &'static str) -> Rename {
     Rename { gguf, hf, stored: Stored::Same }
+}
+
+const fn experts(gguf: &'static str, hf: &'static str) -> Rename {
+    Rename { gguf, hf, stored: Stored::Experts }
+}
+
+const fn bare(gguf: &'static str, hf: &'static str) -> Rename {
+    Rename { gguf, hf, stored: Stored::Bare }
 }
 
 const TOP: &[Rename] = &[same("token_embd", "model.embed_tokens"), same("output_norm", "model.norm"), same("output", "lm_head")];
@@ -104,7 +129,7 @@ fn place(dialect: &Dialect, info: &TensorInfo, file: usize, config: &Value) -> R
     let Some((rename, name)) = hf_name(dialect, &info.name) else { return Ok(vec![located(info.name.clone())]) };
     let mut one = located(name);
     match rename.stored {
-        Stored::Same => {}
+        Stored::Same | Stored::Bare => {}
         Stored::OnePlus => one.offset = -1.0,
         Stored::Interleaved(heads_key) => {
             let heads = config.get(heads_key).and_then(Value::as_u64).unwrap_or(0) as usize;
@@ -115,15 +140,20 @@ fn place(dialect: &Dialect, info: &TensorInfo, file: usize, config: &Value) -> R
             }
             one.row_map = RowMap::Interleaved { head_dim: rows / heads };
         }
-        Stored::Experts => return experts(info, &one),
+        Stored::Experts => return of_experts(info, &one),
     }
     Ok(vec![one])
 }
 
-/// Slices of a tensor whose first dimension counts experts.
-fn experts(info: &TensorInfo, stacked: &Located) -> Result<Vec<Located>> {
-    let [count, rows, cols] = info.shape[..] else {
-        return Err(Error::new(Kind::Mismatch, format!("{}: shape {:?}, expected [experts, rows, columns]", info.name, info.shape)));
+/// Slices of a tensor whose first dimension counts experts: matrices, or vectors of biases.
+fn of_experts(info: &TensorInfo, stacked: &Located) -> Result<Vec<Located>> {
+    let (count, shape) = match info.shape[..] {
+        [count, rows, cols] => (count, vec![rows, cols]),
+        [count, len] => (count, vec![len]),
+        _ => {
+            let text = format!("{}: shape {:?}, expected [experts, rows, columns] or [experts, elements]", info.name, info.shape);
+            return Err(Error::new(Kind::Mismatch, text));
+        }
     };
     // A count beyond this is no model and would only fill memory with names of empty slices.
     if count > 65_536 || info.range.is_empty() {
@@ -133,7 +163,7 @@ fn experts(info: &TensorInfo, stacked: &Located) -> Result<Vec<Located>> {
     let slice = |e: usize| Located {
         name: stacked.name.replace("{}", &e.to_string()),
         dtype: info.dtype,
-        shape: vec![rows, cols],
+        shape: shape.clone(),
         file: stacked.file,
         range: info.range.start + e * bytes..info.range.start + (e + 1) * bytes,
         row_map: RowMap::Straight,
@@ -154,6 +184,9 @@ fn hf_name(dialect: &Dialect, name: &str) -> Option<(&'static Rename, String)> {
         return None;
     }
     let rename = dialect.layer.iter().find(|r| r.gguf == stem)?;
+    if rename.stored == Stored::Bare {
+        return Some((rename, format!("model.layers.{number}.{}", rename.hf)));
+    }
     Some((rename, format!("model.layers.{number}.{}.{leaf}", rename.hf)))
 }
 

@@ -7,7 +7,7 @@ use serde_json::json;
 
 pub(super) static DIALECT: Dialect = Dialect { architecture: "qwen3", config, top: TOP, layer: LAYER };
 
-const LAYER: &[Rename] = &[
+pub(super) const LAYER: &[Rename] = &[
     same("attn_norm", "input_layernorm"),
     same("attn_q", "self_attn.q_proj"),
     same("attn_k", "self_attn.k_proj"),
@@ -21,7 +21,7 @@ const LAYER: &[Rename] = &[
     same("ffn_down", "mlp.down_proj"),
 ];
 
-fn config(_: &Keys<'_>, config: &mut Config) -> Result<()> {
+pub(super) fn config(_: &Keys<'_>, config: &mut Config) -> Result<()> {
     config.insert("architectures".into(), json!(["Qwen3ForCausalLM"]));
     config.insert("model_type".into(), json!("qwen3"));
     config.insert("hidden_act".into(), json!("silu"));

@@ -1,17 +1,13 @@
 //! `qwen3moe`: qwen3 with routed experts in every layer, stacked into one tensor per projection.
 
 use super::keys::{Config, Keys};
-use super::{Dialect, Rename, Stored, TOP, same};
+use super::{Dialect, Rename, TOP, experts, same};
 use crate::error::Result;
 use serde_json::json;
 
 pub(super) static DIALECT: Dialect = Dialect { architecture: "qwen3moe", config, top: TOP, layer: LAYER };
 
-const fn experts(gguf: &'static str, hf: &'static str) -> Rename {
-    Rename { gguf, hf, stored: Stored::Experts }
-}
-
-const LAYER: &[Rename] = &[
+pub(super) const LAYER: &[Rename] = &[
     same("attn_norm", "input_layernorm"),
     same("attn_q", "self_attn.q_proj"),
     same("attn_k", "self_attn.k_proj"),
@@ -26,7 +22,7 @@ const LAYER: &[Rename] = &[
     experts("ffn_down_exps", "mlp.experts.{}.down_proj"),
 ];
 
-fn config(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
+pub(super) fn config(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     config.insert("architectures".into(), json!(["Qwen3MoeForCausalLM"]));
     config.insert("model_type".into(), json!("qwen3_moe"));
     config.insert("hidden_act".into(), json!("silu"));

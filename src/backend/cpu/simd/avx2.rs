@@ -4,7 +4,7 @@
 //! to the activation: 128 * 127 * 2 still fits. 4-bit codes fit as they are.
 #![allow(unsafe_code)] // Intrinsics.
 
-use super::lane::{Lanes, Registers};
+use super::lane::{Lanes, Registers, Tile};
 use std::arch::x86_64::*;
 
 /// AVX2, FMA and F16C.
@@ -47,6 +47,17 @@ impl Lanes for Avx2 {
     type T = __m256i;
     const REGISTERS: Registers = Registers::Sixteen;
     const BIASED: bool = false;
+    const FUSED: bool = true;
+
+    unsafe fn call<T: Tile>(tile: T) {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn inside<T: Tile>(tile: T) {
+            // SAFETY: the features are enabled here; the rest is the caller's promise.
+            unsafe { tile.run() }
+        }
+        // SAFETY: the caller has the instruction set.
+        unsafe { inside(tile) }
+    }
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
@@ -107,6 +118,14 @@ impl Lanes for Avx2 {
     unsafe fn load_f16(p: *const u8) -> Self::F {
         // SAFETY: see above.
         unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast()))] }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u8, x: Self::F) {
+        // SAFETY: see above.
+        unsafe {
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x[0]));
+            _mm_storeu_si128(p.add(16).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x[1]));
+        }
     }
     #[inline(always)]
     unsafe fn splat_i32(x: i32) -> Self::I {

@@ -1,7 +1,7 @@
 //! The lanes as one AVX-512 register; dot products by VNNI.
 #![allow(unsafe_code)] // Intrinsics.
 
-use super::lane::{Lanes, Registers};
+use super::lane::{Lanes, Registers, Tile};
 use std::arch::x86_64::*;
 
 /// AVX-512 F, BW, VL, DQ and VNNI.
@@ -17,6 +17,17 @@ impl Lanes for Avx512 {
     type T = __m512i;
     const REGISTERS: Registers = Registers::ThirtyTwo;
     const BIASED: bool = true;
+    const FUSED: bool = true;
+
+    unsafe fn call<T: Tile>(tile: T) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+        unsafe fn inside<T: Tile>(tile: T) {
+            // SAFETY: the features are enabled here; the rest is the caller's promise.
+            unsafe { tile.run() }
+        }
+        // SAFETY: the caller has the instruction set.
+        unsafe { inside(tile) }
+    }
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
@@ -67,6 +78,11 @@ impl Lanes for Avx512 {
     unsafe fn load_f16(p: *const u8) -> Self::F {
         // SAFETY: see above.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u8, x: Self::F) {
+        // SAFETY: see above.
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x)) }
     }
     #[inline(always)]
     unsafe fn splat_i32(x: i32) -> Self::I {

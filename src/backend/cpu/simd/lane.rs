@@ -26,6 +26,11 @@ pub(super) trait Lanes {
     const REGISTERS: Registers;
     /// Whether `dot` sees `weight + 128`; then sums start at `-128 * sum(activations)`.
     const BIASED: bool;
+    /// Whether `fma` rounds once.
+    const FUSED: bool;
+
+    /// Runs the tile inside a function that has the instruction set.
+    unsafe fn call<T: Tile>(tile: T);
 
     unsafe fn splat(x: f32) -> Self::F;
     unsafe fn load(p: *const f32) -> Self::F;
@@ -43,6 +48,9 @@ pub(super) trait Lanes {
     /// 16 half floats.
     unsafe fn load_f16(p: *const u8) -> Self::F;
 
+    /// Writes 16 half floats, nearest even.
+    unsafe fn store_f16(p: *mut u8, x: Self::F);
+
     unsafe fn splat_i32(x: i32) -> Self::I;
     unsafe fn to_float(x: Self::I) -> Self::F;
     /// 64 bytes of weights stored with 128 added.
@@ -59,6 +67,13 @@ pub(super) trait Lanes {
     unsafe fn prefetch(p: *const u8);
 }
 
+/// A piece of work made of lane methods. Each becomes one function, so that its sums are all there is to allocate registers for.
+pub(super) trait Tile {
+    /// # Safety
+    /// Needs the instruction set that the tile's lanes are of, and whatever the maker of the tile promised.
+    unsafe fn run(self);
+}
+
 /// Sizes of register files that matter to the tiles.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Registers {
@@ -68,4 +83,11 @@ pub(super) enum Registers {
     Sixteen,
     /// 32 registers of a panel row.
     ThirtyTwo,
+}
+
+impl Registers {
+    /// Equality, for constants.
+    pub(super) const fn are(self, other: Registers) -> bool {
+        self as u8 == other as u8
+    }
 }

@@ -1,7 +1,7 @@
 //! The definition of the lanes, in plain code that every processor runs.
 #![allow(unsafe_code)] // Implements a trait whose methods take pointers.
 
-use super::lane::{Lanes, Registers};
+use super::lane::{Lanes, Registers, Tile};
 use half::{bf16, f16};
 use std::array::from_fn;
 
@@ -17,6 +17,16 @@ impl Lanes for Scalar {
     type T = [u8; 16];
     const REGISTERS: Registers = Registers::None;
     const BIASED: bool = true;
+    const FUSED: bool = false;
+
+    unsafe fn call<T: Tile>(tile: T) {
+        unsafe fn inside<T: Tile>(tile: T) {
+            // SAFETY: the features are enabled here; the rest is the caller's promise.
+            unsafe { tile.run() }
+        }
+        // SAFETY: the caller has the instruction set.
+        unsafe { inside(tile) }
+    }
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
@@ -66,6 +76,12 @@ impl Lanes for Scalar {
         // SAFETY: 32 readable bytes.
         let halves = unsafe { p.cast::<[u16; 16]>().read_unaligned() };
         halves.map(|h| f16::from_bits(h).to_f32_const())
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u8, x: Self::F) {
+        let halves = x.map(|x| f16::from_f32_const(x).to_bits());
+        // SAFETY: 32 writable bytes.
+        unsafe { p.cast::<[u16; 16]>().write_unaligned(halves) }
     }
     #[inline(always)]
     unsafe fn splat_i32(x: i32) -> Self::I {

@@ -1,0 +1,64 @@
+# The two commands of the README, `make demo` and `make test`, and the few that help while working.
+# Everything goes through cargo; this file only knows the order.
+
+CARGO ?= cargo
+CC ?= cc
+PYTHON ?= python3
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+RELEASE := $(TARGET)/release
+PROMPT ?= Explain in three sentences why the sky is blue.
+THREADS ?= 0
+FIXTURE := tests/fixtures/stories260k/model.gguf
+WARNINGS := -std=c11 -O2 -Wall -Wextra -Wpedantic
+
+# The program that writes the header: on the path, or where .ci/run puts it.
+CBINDGEN ?= $(or $(shell command -v cbindgen),$(wildcard build/own-tools/bin/cbindgen))
+
+.PHONY: demo chat library test format lint header header-check models peer bench clean help
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
+
+demo: chat ## answer a prompt with a small real model: builds, fetches the model once, runs
+	@if model=$$($(PYTHON) examples/get_model.py smollm2-135m-instruct); then \
+		$(RELEASE)/chat --threads $(THREADS) "$$model" '$(subst ','\'',$(PROMPT))'; \
+	else \
+		echo 'The model cannot be fetched here (see above): the 1 MB story teller of tests/fixtures runs instead.'; \
+		$(RELEASE)/chat --threads $(THREADS) --raw $(FIXTURE) 'Once upon a time, there was a little girl named Lily.'; \
+	fi
+
+chat: library
+	$(CC) $(WARNINGS) -Iinclude -o $(RELEASE)/chat examples/chat.c -L$(RELEASE) -lmetrale -Wl,-rpath,'$$ORIGIN'
+
+# Only the shared library: alone it is optimised across crates, which it is not when Rust's own format is made beside it.
+library: ## the release libmetrale.so
+	$(CARGO) rustc --locked --release --lib --crate-type cdylib
+
+test: format lint header-check ## everything that CI runs
+	$(CARGO) test --locked --no-fail-fast
+
+format:
+	$(CARGO) fmt --check
+
+lint:
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+
+header: ## write include/metrale.h anew (needs cbindgen: cargo install cbindgen --version '^0.29')
+	CBINDGEN=$(CBINDGEN) tests/support/header.sh
+
+header-check:
+	$(if $(CBINDGEN),CBINDGEN=$(CBINDGEN) tests/support/header.sh --check,@echo 'SKIPPED: there is no cbindgen to compare include/metrale.h with')
+
+models: ## fetch three real models, which tests then use (840 MB, once)
+	$(PYTHON) examples/get_model.py smollm2-135m-instruct gemma-3-270m qwen2.5-coder-0.5b-instruct
+
+peer: ## build llama.cpp's llama-bench into build/peer, for benches/peer.py
+	$(PYTHON) benches/peer.py --build build/peer
+
+bench: peer ## our speed beside the peer's
+	$(CARGO) build --locked --release --example metrale_bench
+	$(PYTHON) benches/peer.py $$($(PYTHON) examples/get_model.py smollm2-135m-instruct gemma-3-270m)
+
+clean: ## remove what was built (fetched models stay)
+	$(CARGO) clean
+	rm -rf build

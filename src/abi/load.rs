@@ -1,0 +1,101 @@
+//! Loading a model, with progress and cancellation.
+
+use std::ffi::{c_char, c_void};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use super::guard::guard;
+use super::handle;
+use super::model::ModelObject;
+use super::pointer;
+use super::status::metrale_status;
+use super::types::{
+    METRALE_COMPUTE_DEFAULT, METRALE_COMPUTE_F32, METRALE_COMPUTE_FAST, metrale_error, metrale_load_options, metrale_model,
+    metrale_progress_fn,
+};
+use super::versioned;
+use crate::engine::{self, Progress};
+use crate::error::{Error, Kind, Result};
+use crate::options::{Compute, LoadOptions, Synthetic};
+use crate::tensor::DType;
+
+/// Loads a model from a GGUF file or a folder with `config.json`. `path` is NUL-terminated, in the system's encoding;
+/// `options` may be NULL. On success `*out` is a handle for `metrale_free`. Blocks until the model is ready; the
+/// progress callback can cancel. Any thread; several loads may run at once.
+///
+/// Statuses: `METRALE_NOT_FOUND`, `METRALE_IO`, `METRALE_NOT_A_MODEL`, `METRALE_CORRUPT_FILE`, `METRALE_UNSUPPORTED`,
+/// `METRALE_MISMATCH`, `METRALE_OUT_OF_MEMORY`, `METRALE_CANCELLED`, `METRALE_UNKNOWN_OPTION`.
+///
+/// A file that somebody else shortens while it is loaded ends the process with SIGBUS.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_load(
+    path: *const c_char,
+    options: *const metrale_load_options,
+    out: *mut *mut metrale_model,
+    err: *mut *mut metrale_error,
+) -> metrale_status {
+    guard(err, || {
+        let out = pointer::out(out, "out")?;
+        let path = pointer::path(path, "path")?;
+        let host = versioned::read(options)?;
+        let options = load_options(&host)?;
+        let mut reporter = reporter(host.progress, host.user);
+        let progress = reporter.as_mut().map(|r| r as &mut dyn FnMut(Progress) -> ControlFlow<()>);
+        let engine = engine::load(path, &options, progress)?;
+        out.set(handle::insert(Arc::new(ModelObject::new(engine)))?);
+        Ok(())
+    })
+}
+
+/// The host's options as the engine's.
+pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
+    pointer::flags(host.flags, 0, "metrale_load_options.flags")?;
+    let compute = match host.compute {
+        METRALE_COMPUTE_DEFAULT => None,
+        METRALE_COMPUTE_FAST => Some(Compute::Fast),
+        METRALE_COMPUTE_F32 => Some(Compute::F32),
+        other => {
+            let text = format!("metrale_load_options.compute is {other}; it must be one of METRALE_COMPUTE_*");
+            return Err(Error::new(Kind::UnknownOption, text).named("compute"));
+        }
+    };
+    let synthetic = match host.synthetic.is_null() {
+        true => None,
+        false => {
+            let name = pointer::string(host.synthetic, "metrale_load_options.synthetic")?.to_string_lossy();
+            Some(Synthetic { dtype: dtype(&name)?, seed: host.synthetic_seed })
+        }
+    };
+    Ok(LoadOptions {
+        threads: host.threads as usize,
+        context: pointer::size(host.context, "metrale_load_options.context")?,
+        compute,
+        synthetic,
+    })
+}
+
+/// An element type by its published name, in either case.
+fn dtype(name: &str) -> Result<DType> {
+    use DType::*;
+    let known = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, MXFP4, F8E4M3, F8E5M2];
+    known.into_iter().find(|d| d.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
+        let names = known.map(DType::name).join(" ");
+        Error::new(Kind::UnknownOption, format!("there is no element type {name:?}; known are {names}")).named("synthetic")
+    })
+}
+
+/// The host's callback as a closure; `None` when there is no callback.
+fn reporter(callback: metrale_progress_fn, user: *mut c_void) -> Option<impl FnMut(Progress) -> ControlFlow<()>> {
+    let callback = callback?;
+    Some(move |progress: Progress| {
+        // Phases are short words; a fixed buffer gives them their NUL.
+        let mut phase = [0u8; 32];
+        let len = progress.phase.len().min(phase.len() - 1);
+        phase[..len].copy_from_slice(&progress.phase.as_bytes()[..len]);
+        // SAFETY: the host gave a function of this type; `phase` ends with a NUL and lives through the call.
+        match unsafe { callback(user, progress.done_bytes, progress.total_bytes, phase.as_ptr().cast()) } {
+            0 => ControlFlow::Continue(()),
+            _ => ControlFlow::Break(()),
+        }
+    })
+}

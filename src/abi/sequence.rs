@@ -1,0 +1,157 @@
+//! Sequences: making, freeing, looking at and shortening them.
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+
+use super::guard::{guard, guard_value};
+use super::handle;
+use super::pointer;
+use super::status::metrale_status;
+use super::types::*;
+use super::versioned;
+use crate::engine::{Chooser, Sequence, SequenceOptions};
+use crate::error::{Error, Kind, Result};
+use crate::sampling::Sampler;
+
+/// A sequence behind its lock. Nobody ever waits for the lock: whoever comes second is told so.
+pub(super) struct SequenceObject {
+    state: RwLock<SequenceState>,
+}
+
+/// The tokens with their cache, and how the next one is chosen.
+pub(super) struct SequenceState {
+    pub(super) sequence: Sequence,
+    pub(super) chooser: Chooser,
+}
+
+impl SequenceObject {
+    /// For calls that only look; several at once.
+    pub(super) fn shared(&self) -> Result<RwLockReadGuard<'_, SequenceState>> {
+        self.state.try_read().map_err(refused)
+    }
+
+    /// For calls that change it; one at a time.
+    pub(super) fn exclusive(&self) -> Result<RwLockWriteGuard<'_, SequenceState>> {
+        self.state.try_write().map_err(refused)
+    }
+}
+
+fn refused<G>(cause: TryLockError<G>) -> Error {
+    match cause {
+        TryLockError::WouldBlock => Error::new(Kind::Busy, "another call is using this sequence"),
+        // A defect struck in the middle of a change, so what the sequence holds is no longer known.
+        TryLockError::Poisoned(PoisonError { .. }) => {
+            Error::new(Kind::Internal, "an earlier call on this sequence met a defect of this library; only freeing it is left")
+        }
+    }
+}
+
+/// Makes an empty sequence. `options` may be NULL. On success `*out` is a handle for `metrale_seq_free`; the model
+/// stays in memory while the sequence does. Any thread.
+///
+/// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_LIMIT_EXCEEDED` (more context than the model was loaded for),
+/// `METRALE_INVALID_ARGUMENT`, `METRALE_TOO_LARGE`, `METRALE_UNKNOWN_OPTION`,
+/// `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary).
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_seq_new(
+    model: *mut metrale_model,
+    options: *const metrale_seq_options,
+    out: *mut *mut metrale_seq,
+    err: *mut *mut metrale_error,
+) -> metrale_status {
+    guard(err, || {
+        let out = pointer::out(out, "out")?;
+        let model = handle::get(model)?;
+        let host = versioned::read(options)?;
+        pointer::flags(host.flags, METRALE_SEQ_IGNORE_END | METRALE_SEQ_LOGPROBS, "metrale_seq_options.flags")?;
+        let context = pointer::size(host.context, "metrale_seq_options.context")?;
+        let mut sampler = sampler(host.sampler, model.engine().info().vocab)?;
+        if host.seed != 0 {
+            sampler.reseed(host.seed);
+        }
+        let sequence = Sequence::new(model.engine(), &SequenceOptions { context })?;
+        let mut chooser = Chooser::new(sampler);
+        chooser.ignore_end = host.flags & METRALE_SEQ_IGNORE_END != 0;
+        chooser.record_logprob = host.flags & METRALE_SEQ_LOGPROBS != 0;
+        out.set(handle::insert(Arc::new(SequenceObject { state: RwLock::new(SequenceState { sequence, chooser }) }))?);
+        Ok(())
+    })
+}
+
+/// A copy of the host's sampler, or the greedy one.
+fn sampler(host: *const metrale_sampler, vocab: usize) -> Result<Sampler> {
+    if host.is_null() {
+        return Ok(Sampler::greedy());
+    }
+    let sampler = handle::get(host)?.copy();
+    sampler.check_vocab(vocab)?;
+    Ok(sampler)
+}
+
+/// Frees a sequence. A call that is using it on another thread finishes first, on its own. NULL and handles that are
+/// none (freed before, for example) are ignored. Any thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_seq_free(seq: *mut metrale_seq) {
+    guard_value((), || handle::remove(seq).map(drop))
+}
+
+/// Fills `*out` with what the sequence is now; `out->struct_size` must be set. Safe beside other calls that take a
+/// const sequence.
+///
+/// Statuses: `METRALE_BUSY`.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_seq_info(
+    seq: *const metrale_seq,
+    out: *mut metrale_sequence_info,
+    err: *mut *mut metrale_error,
+) -> metrale_status {
+    guard(err, || {
+        let out = versioned::out(out)?;
+        let object = handle::get(seq)?;
+        let state = object.shared()?;
+        out.set(&metrale_sequence_info {
+            struct_size: size_of::<metrale_sequence_info>(),
+            length: state.sequence.len() as u64,
+            capacity: state.sequence.capacity() as u64,
+            last_token: state.sequence.tokens().last().copied().unwrap_or(-1),
+            last_logprob: state.chooser.last_logprob.unwrap_or(f32::NAN),
+        });
+        Ok(())
+    })
+}
+
+/// Keeps the first `length` tokens and forgets the rest, exactly: what follows is as if they had never been there.
+/// The sampler's generator stays where it is. Refused without a change where the model's state cannot go back
+/// (`METRALE_UNSUPPORTED`) and when the sequence is shorter (`METRALE_INVALID_ARGUMENT`).
+///
+/// Statuses: `METRALE_BUSY`.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_seq_truncate(seq: *mut metrale_seq, length: usize, err: *mut *mut metrale_error) -> metrale_status {
+    guard(err, || {
+        let object = handle::get(seq)?;
+        let mut state = object.exclusive()?;
+        let held = state.sequence.len();
+        if length > held {
+            let text = format!("length is {length}, the sequence holds {held} tokens");
+            return Err(Error::new(Kind::InvalidArgument, text).named("length").sizes(length as u64, held as u64));
+        }
+        state.sequence.truncate(length)
+    })
+}
+
+/// Changes how the sequence's next tokens are chosen, starting from the sampler's seed. NULL is greedy. The sampler is
+/// copied and may be freed afterwards.
+///
+/// Statuses: `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_BUSY`.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_seq_sampling(
+    seq: *mut metrale_seq,
+    sampler: *const metrale_sampler,
+    err: *mut *mut metrale_error,
+) -> metrale_status {
+    guard(err, || {
+        let object = handle::get(seq)?;
+        let mut state = object.exclusive()?;
+        state.chooser.sampler = self::sampler(sampler, state.sequence.engine().info().vocab)?;
+        Ok(())
+    })
+}

@@ -1,0 +1,250 @@
+//! Every C type of the header: opaque nouns, and structs that cross the border by pointer.
+//!
+//! They are kept in one file because their layout is the contract; nothing here has behaviour.
+
+use std::ffi::{c_char, c_void};
+
+use super::error::ErrorObject;
+use super::handle::opaque;
+use super::model::ModelObject;
+use super::sampler::SamplerObject;
+use super::sequence::SequenceObject;
+use super::text::TextObject;
+use super::versioned::Versioned;
+
+/// A token id. Negative values are never ids.
+pub type metrale_token = i32;
+
+/// An error object, made by a call that failed. Free it with `metrale_error_free`.
+pub struct metrale_error {
+    _opaque: [u8; 0],
+}
+
+/// A loaded model: immutable, shared by its sequences, safe to use from any number of threads at once.
+pub struct metrale_model {
+    _opaque: [u8; 0],
+}
+
+/// One timeline of tokens with its cache, recurrent state and sampler. One call at a time may change it; a second
+/// one gets `METRALE_BUSY`.
+pub struct metrale_seq {
+    _opaque: [u8; 0],
+}
+
+/// A recipe for choosing tokens: immutable, may serve any number of sequences.
+pub struct metrale_sampler {
+    _opaque: [u8; 0],
+}
+
+/// Turns one sequence's tokens into text that is whole UTF-8 at every moment.
+pub struct metrale_text {
+    _opaque: [u8; 0],
+}
+
+opaque!(metrale_error, ErrorObject, 1, "error");
+opaque!(metrale_model, ModelObject, 2, "model");
+opaque!(metrale_seq, SequenceObject, 3, "sequence");
+opaque!(metrale_sampler, SamplerObject, 4, "sampler");
+opaque!(metrale_text, TextObject, 5, "text stream");
+
+/// Called while a model loads, on the thread that called `metrale_load`. `total` may be 0 while it is not known.
+/// `phase` is a short word, valid during the call. A result other than 0 cancels the load (`METRALE_CANCELLED`).
+/// The function must return: no exception and no `longjmp` may leave it.
+pub type metrale_progress_fn =
+    Option<unsafe extern "C" fn(user: *mut c_void, done_bytes: u64, total_bytes: u64, phase: *const c_char) -> i32>;
+
+/// Precision of the mathematics: the library's default (`METRALE_COMPUTE` in the environment, else fast).
+pub const METRALE_COMPUTE_DEFAULT: u32 = 0;
+/// Quantised weights meet 8-bit activations, the cache is 16 bits wide.
+pub const METRALE_COMPUTE_FAST: u32 = 1;
+/// Every weight decoded to its exact value, activations and cache in f32.
+pub const METRALE_COMPUTE_F32: u32 = 2;
+
+/// How to load a model. Set `struct_size` to `sizeof(metrale_load_options)` and the rest to zero, then change what
+/// matters: zero is the default of every field.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_load_options {
+    /// `sizeof(metrale_load_options)` as the host was compiled.
+    pub struct_size: usize,
+    /// No flag exists yet.
+    pub flags: u64,
+    /// Threads that compute, the caller's included; 0 takes the processors this process may use.
+    pub threads: u32,
+    /// `METRALE_COMPUTE_*`.
+    pub compute: u32,
+    /// Most tokens one sequence may hold; 0 takes the model's own limit, capped at 4,096.
+    pub context: u64,
+    /// Called during the load, or NULL.
+    pub progress: metrale_progress_fn,
+    /// Handed to `progress`.
+    pub user: *mut c_void,
+    /// For timing: fills the shapes of the model's configuration with random weights of this type (`"Q8_0"`,
+    /// `"BF16"`, ...) and reads no tensor. NULL loads the real ones. Copied.
+    pub synthetic: *const c_char,
+    /// Seed of the random weights.
+    pub synthetic_seed: u64,
+}
+
+/// Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_memory_plan {
+    /// `sizeof(metrale_memory_plan)` as the host was compiled.
+    pub struct_size: usize,
+    /// Weights as they are held in memory.
+    pub weights: u64,
+    /// Key/value caches of all planned sequences.
+    pub kv: u64,
+    /// Recurrent state of all planned sequences.
+    pub state: u64,
+    /// Workspace of a step.
+    pub scratch: u64,
+    /// Everything else: tokenizer, tables, buffers.
+    pub other: u64,
+    /// The sum.
+    pub total: u64,
+}
+
+/// Tokens that end generation count as ordinary ones: `metrale_decode_step` never reports this sequence as done.
+pub const METRALE_SEQ_IGNORE_END: u64 = 1;
+/// `metrale_decode_step` records the log-probability of the token it chooses; see `metrale_sequence_info`. Costs one
+/// pass over the row for each token.
+pub const METRALE_SEQ_LOGPROBS: u64 = 2;
+
+/// How to make a sequence. Zero is the default of every field.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_seq_options {
+    /// `sizeof(metrale_seq_options)` as the host was compiled.
+    pub struct_size: usize,
+    /// `METRALE_SEQ_*`, or-ed.
+    pub flags: u64,
+    /// Most tokens the sequence may hold; 0 takes the model's context. More than that is refused.
+    pub context: u64,
+    /// How tokens are chosen; NULL is greedy. Copied: the sampler may be freed afterwards.
+    pub sampler: *const metrale_sampler,
+    /// Replaces the sampler's seed unless 0, so that one sampler can serve many sequences.
+    pub seed: u64,
+}
+
+/// What a sequence is at the moment. Set `struct_size` before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_sequence_info {
+    /// `sizeof(metrale_sequence_info)` as the host was compiled.
+    pub struct_size: usize,
+    /// Tokens it holds.
+    pub length: u64,
+    /// Most tokens it may hold.
+    pub capacity: u64,
+    /// The newest token; -1 when there is none.
+    pub last_token: metrale_token,
+    /// Natural logarithm of the probability that the model gave to the newest token `metrale_decode_step` chose,
+    /// before any sampler stage; NaN without `METRALE_SEQ_LOGPROBS` or before the first step.
+    pub last_logprob: f32,
+}
+
+/// Keeps only the highest logit; ties go to the lowest id. No field is used.
+pub const METRALE_STAGE_GREEDY: u32 = 1;
+/// Divides every logit by `value`, which is at least 0; below 1e-5 it is the greedy stage.
+pub const METRALE_STAGE_TEMPERATURE: u32 = 2;
+/// Keeps the `count` highest logits; 0 keeps all.
+pub const METRALE_STAGE_TOP_K: u32 = 3;
+/// Keeps the likeliest tokens until their probabilities reach `value` (0 to 1), and at least one.
+pub const METRALE_STAGE_TOP_P: u32 = 4;
+/// Keeps tokens at least `value` (0 to 1) times as likely as the likeliest.
+pub const METRALE_STAGE_MIN_P: u32 = 5;
+/// For every token among the newest `count` (0: all): divides a positive logit by `value`, multiplies another by it.
+pub const METRALE_STAGE_REPETITION: u32 = 6;
+/// For every token among the newest `count` (0: all): subtracts `value` once.
+pub const METRALE_STAGE_PRESENCE: u32 = 7;
+/// For every token among the newest `count` (0: all): subtracts `value` times how often it occurs there.
+pub const METRALE_STAGE_FREQUENCY: u32 = 8;
+/// Adds `value` to the logit of `token`; minus infinity rules the token out.
+pub const METRALE_STAGE_BIAS: u32 = 9;
+
+/// One stage of a sampler. This struct never grows; fields that its stage does not use must be zero.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_sampler_stage {
+    /// `METRALE_STAGE_*`.
+    pub kind: u32,
+    /// A count or window.
+    pub count: u32,
+    /// A token.
+    pub token: metrale_token,
+    /// The stage's number.
+    pub value: f32,
+    /// Must be zero.
+    pub reserved: [u32; 4],
+}
+
+/// `metrale_tokenize` puts the tokens around the text that the model was trained to see there.
+pub const METRALE_TOKENIZE_ADD_SPECIAL: u32 = 1;
+/// `metrale_tokenize` takes the text of a special token for that token. Leave it out for text from a stranger.
+pub const METRALE_TOKENIZE_PARSE_SPECIAL: u32 = 2;
+/// `metrale_detokenize` leaves special tokens out.
+pub const METRALE_DETOKENIZE_SKIP_SPECIAL: u32 = 1;
+/// The text stream shows the text of special tokens.
+pub const METRALE_TEXT_SPECIALS: u64 = 1;
+/// The text stream gives bytes as they are, without waiting for whole characters.
+pub const METRALE_TEXT_RAW_BYTES: u64 = 2;
+
+/// How to turn tokens into text. Zero is the default of every field.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_text_options {
+    /// `sizeof(metrale_text_options)` as the host was compiled.
+    pub struct_size: usize,
+    /// `METRALE_TEXT_*`, or-ed.
+    pub flags: u64,
+    /// Stop strings, one after the other with a NUL byte between them: `"\nUser:\0###"`. Copied.
+    pub stops: *const u8,
+    /// Bytes at `stops`; 0 for no stop string.
+    pub stops_len: usize,
+}
+
+/// A piece of text, filled by `metrale_text_push` and `metrale_text_flush`. Set `struct_size` before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_text_piece {
+    /// `sizeof(metrale_text_piece)` as the host was compiled.
+    pub struct_size: usize,
+    /// The bytes, not terminated; UTF-8 unless `METRALE_TEXT_RAW_BYTES`. They belong to the stream.
+    pub bytes: *const u8,
+    /// How many.
+    pub len: usize,
+    /// The tokens that the bytes came from, counted from the stream's first push: this one ...
+    pub first_token: u64,
+    /// ... up to, and without, this one. Both are 0 when there are no bytes.
+    pub end_token: u64,
+    /// Index of the stop string that was reached, which is not part of the bytes; -1 for none.
+    pub stop: i64,
+}
+
+// SAFETY: for all of these: repr(C), `struct_size` first; integers, floats, pointers and an optional function pointer
+// may all be zero.
+unsafe impl Versioned for metrale_load_options {
+    const NAME: &'static str = "metrale_load_options";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_memory_plan {
+    const NAME: &'static str = "metrale_memory_plan";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_seq_options {
+    const NAME: &'static str = "metrale_seq_options";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_sequence_info {
+    const NAME: &'static str = "metrale_sequence_info";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_text_options {
+    const NAME: &'static str = "metrale_text_options";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_text_piece {
+    const NAME: &'static str = "metrale_text_piece";
+}

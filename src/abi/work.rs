@@ -1,0 +1,95 @@
+//! Work: reading a prompt, and producing tokens.
+
+use std::sync::Arc;
+
+use super::guard::{guard, guard_status};
+use super::handle;
+use super::pointer;
+use super::sequence::{SequenceObject, SequenceState};
+use super::small::Small;
+use super::status::{METRALE_DONE, METRALE_OK, metrale_status};
+use super::types::{metrale_error, metrale_seq, metrale_token};
+use crate::engine;
+use crate::error::{Error, Kind};
+
+/// Appends `count` tokens to the sequence and computes what may follow them. Blocks until all are done; may be called
+/// again to append more. No token is no change. On error the sequence is as before.
+///
+/// Statuses: `METRALE_INVALID_TOKEN` with the index of the first token outside the vocabulary,
+/// `METRALE_CONTEXT_FULL` with the number that still fits, `METRALE_OUT_OF_MEMORY`, `METRALE_NUMERIC_FAULT`,
+/// `METRALE_BUSY`.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_prefill(
+    seq: *mut metrale_seq,
+    tokens: *const metrale_token,
+    count: usize,
+    err: *mut *mut metrale_error,
+) -> metrale_status {
+    guard(err, || {
+        let object = handle::get(seq)?;
+        let mut state = object.exclusive()?;
+        let tokens = pointer::slice(tokens, count, "tokens")?;
+        match tokens {
+            [] => Ok(()),
+            _ => state.sequence.prefill(tokens),
+        }
+    })
+}
+
+/// One token for each of `count` sequences of one model, computed together. For each sequence a token is chosen from
+/// the row of logits after the tokens it holds, appended to it and written to the same place of `out_tokens`; the row
+/// after it is then computed. A sequence may be listed once. With `count` 0 nothing happens.
+///
+/// Returns `METRALE_DONE` when every sequence has just produced a token that ends generation, else `METRALE_OK`; in
+/// both cases all tokens are written, and stepping on is allowed. On error every sequence (tokens, sampler) is as
+/// before and nothing is written. In steady state a step of up to 16 sequences allocates nothing here.
+///
+/// Statuses, with the index of the sequence: `METRALE_INVALID_STATE` (it holds no token yet), `METRALE_CONTEXT_FULL`,
+/// `METRALE_NUMERIC_FAULT`, `METRALE_NO_VALID_TOKEN`, `METRALE_INVALID_ARGUMENT` (listed twice, or of another model),
+/// `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_decode_step(
+    seqs: *const *mut metrale_seq,
+    count: usize,
+    out_tokens: *mut metrale_token,
+    err: *mut *mut metrale_error,
+) -> metrale_status {
+    guard_status(err, || {
+        let handles = pointer::slice(seqs, count, "seqs")?;
+        let out = pointer::out_slice(out_tokens, count, "out_tokens")?;
+        if count == 0 {
+            return Ok(METRALE_OK);
+        }
+        let objects = Small::collect(count, "batch", |i| handle::get(handles[i]).map_err(|e| at(e, i)))?;
+        let mut states = Small::collect(count, "batch", |i| objects[i].exclusive().map_err(|e| at(twice(e, &objects, i), i)))?;
+        let mut parts = states.iter_mut().map(|state| {
+            let SequenceState { sequence, chooser } = &mut **state;
+            (Some(sequence), chooser)
+        });
+        let mut parts = Small::collect(count, "batch", |_| parts.next().ok_or_else(short))?;
+        let mut sequences = Small::collect(count, "batch", |i| parts[i].0.take().ok_or_else(short))?;
+        let mut choosers = parts.iter_mut().map(|part| &mut *part.1);
+        let mut choosers = Small::collect(count, "batch", |_| choosers.next().ok_or_else(short))?;
+        let mut tokens = Small::collect(count, "batch", |_| Ok(-1))?;
+        let done = engine::decode_step(&mut sequences, &mut choosers, &mut tokens)?;
+        out.set(&tokens);
+        Ok(if done { METRALE_DONE } else { METRALE_OK })
+    })
+}
+
+/// Names the sequence an error is about.
+fn at(e: Error, index: usize) -> Error {
+    e.context(format!("sequence {index}")).at(index as u64)
+}
+
+/// A sequence listed twice is busy with itself, which needs other words.
+fn twice(e: Error, objects: &[Arc<SequenceObject>], index: usize) -> Error {
+    match objects[..index].iter().position(|other| Arc::ptr_eq(other, &objects[index])) {
+        Some(first) => Error::new(Kind::InvalidArgument, format!("it is listed before, at {first}")),
+        None => e,
+    }
+}
+
+fn short() -> Error {
+    Error::new(Kind::Internal, "a batch became shorter while it was taken apart")
+}

@@ -1,0 +1,230 @@
+//! The table of kernels: safe methods that check lengths, in front of functions compiled for one instruction set.
+#![allow(unsafe_code)] // Calls functions that need an instruction set; the table exists only where it does.
+
+use super::super::activations::{Activations, Epilogue, Q8Block};
+use super::super::pack::{LANES, Packed};
+use super::attend::{Attend, PAGE, QUERIES, VALUE_DIM};
+use super::product::Product;
+use std::ops::Range;
+
+/// Kernels for one instruction set. Get it from [`table`](super::table).
+///
+/// Methods panic on lengths that do not match, which is a defect of the caller; the pool turns it into an error.
+pub struct Table {
+    pub(super) name: &'static str,
+    pub(super) matmul: unsafe fn(&Product<'_>),
+    pub(super) quantize: unsafe fn(&[f32], &mut [Q8Block]),
+    pub(super) attend: unsafe fn(&Attend<'_>),
+    pub(super) row: RowFunctions,
+}
+
+impl Table {
+    /// `scalar`, `avx2` or `avx512`.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Attention of queries over pages.
+    ///
+    /// # Safety
+    /// Queries are good for `key_dim` reads and `value_dim` writes that nobody else touches; pages are good for the head's keys and values at
+    /// every position the queries see, and nobody writes those now.
+    pub unsafe fn attend(&self, a: &Attend<'_>) {
+        assert!((1..=QUERIES).contains(&a.queries.len()) && a.value_dim <= VALUE_DIM, "{} queries, values of {}", a.queries.len(), a.value_dim);
+        assert!(a.queries.iter().all(|q| q.first <= q.last && q.last / PAGE < a.pages.len()), "a query sees past the last page");
+        // SAFETY: the table exists only where its instructions do; the rest is the caller's promise.
+        unsafe { (self.attend)(a) }
+    }
+
+    /// Quantises a row (a multiple of 32 elements) into `x.len() / 32` blocks; nearest code, ties to even.
+    pub fn quantize_row(&self, x: &[f32], out: &mut [Q8Block]) {
+        assert!(x.len() == out.len() * 32, "{} elements do not fill {} blocks", x.len(), out.len());
+        // SAFETY: the table exists only where its instructions do.
+        unsafe { (self.quantize)(x, out) }
+    }
+
+    /// Computes `y[row][panel * 16 ..]` for the given panels and rows: `y = w x + bias`, or `y += ..`. Row `r` of `y` starts at `r * ld`.
+    ///
+    /// Each element is one chain of multiply-adds over ascending k: the bits do not depend on how panels and rows are cut.
+    ///
+    /// # Safety
+    /// For every row in `rows`, `y` is good for writes (and with `add` for reads) of the features of `panels`, and nobody else
+    /// touches those elements during the call.
+    pub unsafe fn matmul(
+        &self,
+        w: &Packed,
+        panels: Range<usize>,
+        acts: &Activations<'_>,
+        rows: Range<usize>,
+        epilogue: &Epilogue<'_>,
+        y: *mut f32,
+        ld: usize,
+    ) {
+        if panels.is_empty() || rows.is_empty() {
+            return;
+        }
+        assert!(panels.end <= w.panels(), "panels {panels:?} of {}", w.panels());
+        let (len, stride, width) = match acts {
+            Activations::F32 { x, stride } => (x.len(), *stride, w.cols()),
+            Activations::Q8 { blocks, stride } => (blocks.len(), *stride, w.cols() / 32),
+        };
+        assert_eq!(w.layout().is_integer(), matches!(acts, Activations::Q8 { .. }), "{:?} and the other kind of activations", w.layout());
+        let last = (rows.end - 1).checked_mul(stride).and_then(|start| start.checked_add(width));
+        assert!(last.is_some_and(|end| end <= len), "rows {rows:?} of {width} every {stride} exceed {len} activations");
+        assert!(epilogue.bias.is_none_or(|b| b.len() >= w.rows()), "a bias for fewer than {} features", w.rows());
+        let product = Product {
+            layout: w.layout(),
+            weights: w.data().as_ptr(),
+            panel_bytes: w.panel_bytes(),
+            cols: w.cols(),
+            features: w.rows(),
+            panels,
+            acts: *acts,
+            rows,
+            bias: epilogue.bias,
+            add: epilogue.add,
+            y,
+            y_stride: ld,
+        };
+        // SAFETY: the table exists only where its instructions do; weights, activations and bias were checked above, the outputs are
+        // the caller's promise.
+        unsafe { (self.matmul)(&product) }
+    }
+
+    /// The same into a slice that holds all rows, for callers that share nothing.
+    pub fn matmul_into(
+        &self,
+        w: &Packed,
+        panels: Range<usize>,
+        acts: &Activations<'_>,
+        rows: Range<usize>,
+        epilogue: &Epilogue<'_>,
+        y: &mut [f32],
+        ld: usize,
+    ) {
+        if panels.is_empty() || rows.is_empty() {
+            return;
+        }
+        let end = (rows.end - 1).checked_mul(ld).and_then(|start| start.checked_add(w.rows().min(panels.end.saturating_mul(LANES))));
+        assert!(end.is_some_and(|end| end <= y.len()), "rows {rows:?} every {ld} exceed {} outputs", y.len());
+        // SAFETY: the slice is borrowed alone and was just checked to hold the last row.
+        unsafe { self.matmul(w, panels, acts, rows, epilogue, y.as_mut_ptr(), ld) }
+    }
+}
+
+/// The row functions, given to the macro `$use` together with `$context`. `[a b]` after a signature lists arguments of equal lengths; the body
+/// is compiled where `S` names the lanes.
+macro_rules! row_functions {
+    ($use:ident $context:tt) => {
+        $use! {
+            $context
+            /// Sum of products.
+            fn dot(a: &[f32], b: &[f32]) -> f32 [a b] = vector::dot::<S, _>(a, b);
+            /// Sum of products with bfloat16.
+            fn dot_bf16(a: &[f32], b: &[u16]) -> f32 [a b] = vector::dot::<S, _>(a, as_b16(b));
+            /// Sum of products with half floats.
+            fn dot_f16(a: &[f32], b: &[u16]) -> f32 [a b] = vector::dot::<S, _>(a, as_h16(b));
+            /// Sum of squares.
+            fn sum_squares(x: &[f32]) -> f32 [] = vector::dot::<S, _>(x, x);
+            /// `y += a * x`
+            fn axpy(a: f32, x: &[f32], y: &mut [f32]) [x y] = vector::axpy::<S, _>(a, x, y);
+            /// `y += a * x` for bfloat16 `x`.
+            fn axpy_bf16(a: f32, x: &[u16], y: &mut [f32]) [x y] = vector::axpy::<S, _>(a, as_b16(x), y);
+            /// `y += a * x` for half floats `x`.
+            fn axpy_f16(a: f32, x: &[u16], y: &mut [f32]) [x y] = vector::axpy::<S, _>(a, as_h16(x), y);
+            /// `y += x`
+            fn add(x: &[f32], y: &mut [f32]) [x y] = vector::add(x, y);
+            /// `x *= a`
+            fn scale(a: f32, x: &mut [f32]) [] = vector::scale(a, x);
+            /// `out = x / sqrt(mean(x^2) + eps) * w`
+            fn rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) [x w out] =
+                vector::rms_norm(vector::dot::<S, _>(x, x), x, w, eps, out);
+            /// `out = silu(gate) * up`
+            fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) [gate up out] = vector::silu_mul::<S>(gate, up, out);
+            /// `out = gelu(gate) * up`, the tanh form of gelu.
+            fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) [gate up out] = vector::gelu_tanh_mul::<S>(gate, up, out);
+            /// `x = exp(x)`: within 2 units in the last place, 0 below the smallest normal number, NaN stays.
+            fn exp(x: &mut [f32]) [] = vector::exp_row::<S>(x);
+            /// `x = cap * tanh(x / cap)`
+            fn softcap(cap: f32, x: &mut [f32]) [] = vector::softcap::<S>(cap, x);
+            /// The largest element; NaN if there is one, minus infinity for none.
+            fn max(x: &[f32]) -> f32 [] = vector::max(x);
+            /// Replaces `x` by `exp(x - shift)` and returns the sum.
+            fn exp_sum(shift: f32, x: &mut [f32]) -> f32 [] = vector::exp_sum::<S>(shift, x);
+            /// bfloat16 to f32.
+            fn from_bf16(x: &[u16], out: &mut [f32]) [x out] = vector::widen::<S, _>(as_b16(x), out);
+            /// Half floats to f32.
+            fn from_f16(x: &[u16], out: &mut [f32]) [x out] = vector::widen::<S, _>(as_h16(x), out);
+            /// f32 to the nearest bfloat16, ties to even.
+            fn to_bf16(x: &[f32], out: &mut [u16]) [x out] = vector::to_bf16(x, out);
+            /// f32 to the nearest half float, ties to even.
+            fn to_f16(x: &[f32], out: &mut [u16]) [x out] = vector::to_f16::<S>(x, out);
+        }
+    };
+}
+pub(super) use row_functions;
+
+/// A struct with a field for each row function, and a checked method of `Table` around it.
+macro_rules! declare {
+    ([] $($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)? [$($first:ident $($other:ident)*)?] = $body:expr;)+) => {
+        /// One function per row operation.
+        pub(super) struct RowFunctions {
+            $(pub(super) $name: unsafe fn($($type),*) $(-> $ret)?,)+
+        }
+
+        impl Table {
+            $($(#[$doc])*
+            #[inline]
+            pub fn $name(&self, $($arg: $type),*) $(-> $ret)? {
+                $($(assert_eq!($first.len(), $other.len(), "lengths of {} and {}", stringify!($first), stringify!($other));)*)?
+                // SAFETY: the table exists only where its instructions do, and lengths are equal where they must be.
+                unsafe { (self.row.$name)($($arg),*) }
+            })+
+        }
+    };
+}
+row_functions!(declare []);
+
+/// The row functions with an instruction set enabled, and their struct.
+macro_rules! compile {
+    ($features:tt $($(#[$doc:meta])* fn $name:ident $args:tt $(-> $ret:ty)? [$($equal:tt)*] = $body:expr;)+) => {
+        $(compile_one!($features $name $args [$($ret)?] $body);)+
+        const ROW: RowFunctions = RowFunctions { $($name),+ };
+    };
+}
+pub(super) use compile;
+
+macro_rules! compile_one {
+    ([$($features:literal)?] $name:ident($($arg:ident: $type:ty),*) [$($ret:ty)?] $body:expr) => {
+        $(#[target_feature(enable = $features)])?
+        unsafe fn $name($($arg: $type),*) $(-> $ret)? {
+            // SAFETY: the features are enabled here, and `Table` has checked the lengths.
+            #[allow(unused_unsafe)]
+            unsafe { $body }
+        }
+    };
+}
+pub(super) use compile_one;
+
+/// Makes the module `$module` with the table for the lanes `$lanes`, compiled with `$features` enabled.
+macro_rules! table_for {
+    ($module:ident, $lanes:ty, $name:literal $(, $features:literal)?) => {
+        mod $module {
+            use super::super::activations::Q8Block;
+            use super::table::{RowFunctions, Table, compile, compile_one, row_functions};
+            use super::vector::{self, as_b16, as_h16};
+            use super::{attend, product, quantize};
+
+            type S = $lanes;
+            row_functions!(compile [$($features)?]);
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn quantize_row(x: &[f32], out: &mut [Q8Block]) {
+                quantize::row(x, out)
+            }
+
+            pub(super) static TABLE: Table = Table { name: $name, attend: attend::attend::<S>, matmul: product::product::<S>, quantize: quantize_row, row: ROW };
+        }
+    };
+}
+pub(super) use table_for;

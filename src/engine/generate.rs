@@ -1,0 +1,99 @@
+//! One step of generation: choose a token for each sequence, append them all, compute the rows that follow.
+//!
+//! A step happens as a whole or not at all: tokens are chosen first, and when a choice or the computation fails every
+//! generator goes back to where it was. Nothing here allocates; the caller brings the room.
+
+use std::sync::Arc;
+
+use super::Sequence;
+use crate::ensure;
+use crate::error::{Error, Kind, Result};
+use crate::sampling::{self, Sampler};
+
+/// How a sequence's next token is chosen, and what is remembered about it.
+pub struct Chooser {
+    /// The stages and the generator.
+    pub sampler: Sampler,
+    /// Tokens that end generation count as ordinary ones.
+    pub ignore_end: bool,
+    /// Whether the log-probability of each chosen token is kept.
+    pub record_logprob: bool,
+    /// Log-probability of the newest chosen token, before any stage.
+    pub last_logprob: Option<f32>,
+    /// The one before, for a step that fails.
+    before_logprob: Option<f32>,
+}
+
+impl Chooser {
+    /// Chooses with `sampler`, stops at end tokens, keeps no log-probability.
+    pub fn new(sampler: Sampler) -> Chooser {
+        Chooser { sampler, ignore_end: false, record_logprob: false, last_logprob: None, before_logprob: None }
+    }
+
+    /// A token for the row after the tokens of `sequence`. A call that fails changes nothing.
+    fn choose(&mut self, sequence: &Sequence) -> Result<i32> {
+        let row = sequence.logits()?;
+        let token = self.sampler.sample(row, sequence.tokens())?;
+        self.before_logprob = self.last_logprob;
+        if self.record_logprob {
+            let mut logprob = [0.0];
+            if let Err(e) = sampling::logprob(row, &[token], &mut logprob) {
+                self.undo();
+                return Err(e);
+            }
+            self.last_logprob = Some(logprob[0]);
+        }
+        Ok(token)
+    }
+
+    /// Takes the last choice back.
+    fn undo(&mut self) {
+        self.sampler.undo();
+        self.last_logprob = self.before_logprob;
+    }
+}
+
+/// One token for each sequence, chosen by the chooser of the same index, appended and written to `tokens`; all slices
+/// have the same length. Returns whether every sequence has just produced a token that ends generation. On error
+/// sequences and choosers are as before, and `tokens` means nothing.
+pub fn decode_step(sequences: &mut [&mut Sequence], choosers: &mut [&mut Chooser], tokens: &mut [i32]) -> Result<bool> {
+    let count = sequences.len();
+    ensure!(choosers.len() == count && tokens.len() == count, Internal, "a step over slices of different lengths");
+    check(sequences)?;
+    for index in 0..count {
+        match choosers[index].choose(sequences[index]) {
+            Ok(token) => tokens[index] = token,
+            Err(e) => {
+                choosers[..index].iter_mut().for_each(|c| c.undo());
+                return Err(at(e, index));
+            }
+        }
+    }
+    if let Err(e) = super::forward(sequences, tokens) {
+        choosers.iter_mut().for_each(|c| c.undo());
+        return Err(e);
+    }
+    Ok((0..count).all(|i| !choosers[i].ignore_end && sequences[i].engine().is_end(tokens[i])))
+}
+
+/// What can be seen to fail before anything is chosen.
+fn check(sequences: &[&mut Sequence]) -> Result<()> {
+    for (index, sequence) in sequences.iter().enumerate() {
+        if !Arc::ptr_eq(sequence.engine(), sequences[0].engine()) {
+            return Err(at(Error::new(Kind::InvalidArgument, "it belongs to another model than the first one"), index));
+        }
+        if sequence.tokens().is_empty() {
+            return Err(at(Error::new(Kind::InvalidState, "it holds no token yet; prefill it first"), index));
+        }
+        if sequence.len() >= sequence.capacity() {
+            let e = Error::new(Kind::ContextFull, format!("its context of {} tokens is full", sequence.capacity()));
+            return Err(at(e.sizes(1, 0), index));
+        }
+    }
+    Ok(())
+}
+
+/// Names the sequence an error is about.
+fn at(e: Error, index: usize) -> Error {
+    e.context(format!("sequence {index}")).at(index as u64)
+}

@@ -1,0 +1,174 @@
+//! The C surface as C sees it: the programs of `tests/c` compiled against the header and run against the built
+//! library, plainly and under Valgrind; the header under several language standards; the symbols that are visible.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// One program for each noun.
+const PROGRAMS: [&str; 9] = ["library", "errors", "model", "text", "sequence", "sampler", "structs", "stack", "threads"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn model() -> PathBuf {
+    let path = root().join("tests/fixtures/stories260k/model.gguf");
+    assert!(path.exists(), "{} is missing", path.display());
+    path
+}
+
+/// The folder of the library that cargo built together with this test: the test's own.
+fn library_folder() -> PathBuf {
+    let test = std::env::current_exe().expect("the test has a path");
+    test.parent().expect("it lies in a folder").to_path_buf()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Whether a tool is there; says SKIPPED when it is not.
+fn have(tool: &str) -> bool {
+    let found = Command::new(tool).arg("--version").output().is_ok_and(|o| o.status.success());
+    if !found {
+        println!("SKIPPED: there is no {tool}");
+    }
+    found
+}
+
+/// Compiles `tests/c/<name>.c` with `link` at the end of the command line.
+fn compile(name: &str, suffix: &str, link: &[String]) -> PathBuf {
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("c-{name}{suffix}"));
+    let mut cc = Command::new("cc");
+    cc.args(["-std=c11", "-D_DEFAULT_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]);
+    cc.arg("-I").arg(root().join("include")).arg(root().join(format!("tests/c/{name}.c"))).arg("-o").arg(&program).args(link);
+    let done = cc.output().expect("cc runs");
+    assert!(done.status.success(), "{name}.c does not compile:\n{}", text(&done.stderr));
+    program
+}
+
+fn shared_library() -> Vec<String> {
+    let folder = library_folder().display().to_string();
+    vec![format!("-L{folder}"), "-lmetrale".into(), format!("-Wl,-rpath,{folder}"), "-lm".into()]
+}
+
+/// A program succeeds, and neither it nor the library says a word.
+fn check(name: &str, done: &Output) {
+    assert!(done.status.success(), "{name}: {:?}\n{}{}", done.status, text(&done.stdout), text(&done.stderr));
+    assert!(done.stdout.is_empty() && done.stderr.is_empty(), "{name} printed: {}{}", text(&done.stdout), text(&done.stderr));
+}
+
+#[test]
+fn programs_run() {
+    if !have("cc") {
+        return;
+    }
+    for name in PROGRAMS {
+        let program = compile(name, "", &shared_library());
+        check(name, &Command::new(&program).arg(model()).output().expect("the program starts"));
+    }
+}
+
+/// The process may end at any time. Repeated, because what is tried is a race.
+#[test]
+fn leaving_in_the_middle_of_work_is_quiet() {
+    if !have("cc") {
+        return;
+    }
+    let program = compile("leave", "", &shared_library());
+    for _ in 0..20 {
+        check("leave", &Command::new(&program).arg(model()).output().expect("the program starts"));
+    }
+}
+
+#[test]
+fn the_library_can_be_opened_and_closed_again() {
+    if !have("cc") {
+        return;
+    }
+    let program = compile("unload", "", &["-ldl".into()]);
+    let library = library_folder().join("libmetrale.so");
+    check("unload", &Command::new(&program).arg(model()).arg(&library).output().expect("the program starts"));
+}
+
+/// The static library serves as well, with the system libraries that rustc names for it.
+#[test]
+fn a_program_runs_with_the_static_library() {
+    if !have("cc") {
+        return;
+    }
+    let archive = library_folder().join("libmetrale.a").display().to_string();
+    let link = [archive.as_str(), "-lm", "-ldl", "-lpthread"].map(String::from);
+    let program = compile("sequence", "-static", &link);
+    check("sequence", &Command::new(&program).arg(model()).arg("quick").output().expect("the program starts"));
+}
+
+/// No invalid access, no use of undefined bytes, no lost memory.
+#[test]
+fn programs_are_clean_under_valgrind() {
+    if !have("cc") || !have("valgrind") {
+        return;
+    }
+    for name in PROGRAMS {
+        let program = compile(name, "-valgrind", &shared_library());
+        let mut valgrind = Command::new("valgrind");
+        valgrind.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite"]);
+        valgrind.args(["--errors-for-leak-kinds=definite", "--fair-sched=yes"]).arg(program).arg(model()).arg("quick");
+        check(name, &valgrind.output().expect("valgrind starts"));
+    }
+}
+
+/// The header is plain C99, C11 and C++17, and says the same twice.
+#[test]
+fn the_header_compiles_everywhere() {
+    let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("header.c");
+    std::fs::write(&source, "#include \"metrale.h\"\n#include \"metrale.h\"\nint main(void) { return METRALE_OK; }\n").expect("writable");
+    for (compiler, language) in [("cc", ["-xc", "-std=c99"]), ("cc", ["-xc", "-std=c11"]), ("c++", ["-xc++", "-std=c++17"])] {
+        if !have(compiler) {
+            continue;
+        }
+        let mut command = Command::new(compiler);
+        command.args(language).args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I"]);
+        let done = command.arg(root().join("include")).arg(&source).output().expect("the compiler runs");
+        assert!(done.status.success(), "{compiler} {language:?}:\n{}", text(&done.stderr));
+    }
+}
+
+/// What the library shows is what the header declares: nothing missing, nothing besides.
+#[test]
+fn visible_symbols_are_those_of_the_header() {
+    if !have("nm") {
+        return;
+    }
+    let library = library_folder().join("libmetrale.so");
+    let done = Command::new("nm").args(["-D", "--defined-only"]).arg(&library).output().expect("nm runs");
+    assert!(done.status.success(), "nm {}: {}", library.display(), text(&done.stderr));
+    let visible: BTreeSet<String> = text(&done.stdout).lines().filter_map(|l| l.split_whitespace().last().map(String::from)).collect();
+    let header = std::fs::read_to_string(root().join("include/metrale.h")).expect("the header is there");
+    assert!(visible.len() > 30, "only {} symbols are visible", visible.len());
+    assert_eq!(visible, declared(&header));
+}
+
+/// Names of the functions that a header declares.
+fn declared(header: &str) -> BTreeSet<String> {
+    let lines = header.lines().filter(|l| !l.starts_with("//") && !l.starts_with(' ') && !l.starts_with("typedef"));
+    lines
+        .filter_map(|line| {
+            let before = line.split_once('(')?.0;
+            let name = before.rsplit([' ', '*']).next()?;
+            name.starts_with("metrale_").then(|| name.to_string())
+        })
+        .collect()
+}
+
+/// The committed header is what cbindgen makes of the sources.
+#[test]
+fn the_header_is_up_to_date() {
+    let cbindgen = std::env::var("CBINDGEN").unwrap_or_else(|_| "cbindgen".into());
+    if !have(&cbindgen) {
+        return;
+    }
+    let done = Command::new(root().join("tests/support/header.sh")).arg("--check").output().expect("the script runs");
+    assert!(done.status.success(), "include/metrale.h is old; run tests/support/header.sh\n{}", text(&done.stderr));
+}
