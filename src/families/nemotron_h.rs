@@ -51,6 +51,7 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
         dims: Dims { vocab: common.vocab, hidden: common.hidden, layers: common.layers, context: common.context },
         head: Head::new(d, "backbone.embeddings.weight", "lm_head", common.vocab, common.hidden, common.tied),
         embed_factor: 1.0,
+        entry: None,
         ropes: Ropes::default(),
         layers,
         norm: RmsNorm::new(d, "backbone.norm_f", common.hidden, common.eps, 0.0),
@@ -90,6 +91,7 @@ fn common(c: &Config<'_>, layers: usize) -> Result<Common> {
         act,
         tied: c.bool_or("tie_word_embeddings", false)?,
         root: "backbone",
+        head: "lm_head",
     })
 }
 
