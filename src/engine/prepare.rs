@@ -27,7 +27,6 @@ pub(super) struct Prepared {
     /// Layout of each part of each weight; empty for vectors and stored rows.
     pub layouts: Vec<Vec<Layout>>,
     pub compute: Compute,
-    pub kv_type: KvType,
     /// Longest sequence.
     pub context: usize,
     pub options: LoadOptions,
@@ -52,7 +51,10 @@ impl Prepared {
             "a context of {context} tokens was asked for; the model's limit is {longest} (max_position_embeddings)"
         );
         let compute = Compute::resolve(options.compute)?;
-        let kv_type = if compute == Compute::F32 { KvType::F32 } else { KvType::F16 };
+        // A checkpoint stored in f32 gets a cache of the same precision.
+        let stored = checkpoint.describe().by_dtype.first().map(|(dtype, _)| *dtype);
+        let exact = compute == Compute::F32 || stored == Some(DType::F32) && options.synthetic.is_none();
+        let kv_type = if exact { KvType::F32 } else { KvType::F16 };
         let mut declarations = Declarations::default();
         let model = (family.build)(&config, &Build { context, kv_type, checkpoint: &checkpoint }, &mut declarations)?;
         if options.synthetic.is_none() {
@@ -80,7 +82,7 @@ impl Prepared {
                 }
             });
         }
-        Ok(Prepared { checkpoint: Arc::new(checkpoint), model_type, model, declarations, layouts, compute, kv_type, context, options: options.clone() })
+        Ok(Prepared { checkpoint: Arc::new(checkpoint), model_type, model, declarations, layouts, compute, context, options: options.clone() })
     }
 
     /// The circuit with formats connected, fused unless `plain`.

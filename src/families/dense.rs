@@ -29,6 +29,11 @@ pub(super) struct Common {
 
 impl Common {
     pub(super) fn read(c: &Config<'_>, tied: bool) -> Result<Common> {
+        Common::with_inner(c, tied, c.usize("intermediate_size")?)
+    }
+
+    /// As [`Common::read`] where the width of the feed-forward is not under its usual name, or there is none.
+    pub(super) fn with_inner(c: &Config<'_>, tied: bool, inner: usize) -> Result<Common> {
         let (hidden, heads) = (c.usize("hidden_size")?, c.usize("num_attention_heads")?);
         let head_dim = match c.count("head_dim")? {
             Some(dim) => dim,
@@ -48,7 +53,7 @@ impl Common {
         };
         Ok(Common {
             hidden,
-            inner: c.usize("intermediate_size")?,
+            inner,
             layers: c.usize("num_hidden_layers")?,
             heads,
             kv_heads,
@@ -110,6 +115,7 @@ impl Common {
             dims: Dims { vocab: self.vocab, hidden: self.hidden, layers: self.layers, context: self.context },
             head: Head::new(d, &format!("{}.embed_tokens.weight", self.root), self.head, self.vocab, self.hidden, self.tied),
             embed_factor: 1.0,
+            entry: None,
             ropes,
             layers,
             norm: RmsNorm::new(d, &format!("{}.norm", self.root), self.hidden, self.eps, norm_add),

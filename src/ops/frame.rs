@@ -394,6 +394,11 @@ impl<'a> Frame<'a> {
         &self.weights[id.0 as usize]
     }
 
+    /// The segment a row belongs to.
+    pub fn segment_of(&self, row: usize) -> usize {
+        self.batch.segments.partition_point(|s| s.rows.end <= row)
+    }
+
     /// The recurrent slot of a segment's layer.
     pub fn state(&self, segment: usize, slot: SlotId) -> SlotState<'a> {
         let (state, range) = (&self.batch.states[segment], &self.batch.slots[slot.0 as usize]);
