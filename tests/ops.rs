@@ -349,3 +349,16 @@ fn attention() {
         }
     }
 }
+
+/// The same cases on the slower tables: the choice is made once in a process, so each runs in its own.
+#[test]
+fn every_instruction_set() {
+    if std::env::var_os("METRALE_SIMD").is_some() {
+        return;
+    }
+    let test = std::env::current_exe().unwrap();
+    for simd in ["scalar", "avx2"] {
+        let done = std::process::Command::new(&test).env("METRALE_SIMD", simd).output().unwrap();
+        assert!(done.status.success(), "{simd}: {}", String::from_utf8_lossy(&done.stdout));
+    }
+}
