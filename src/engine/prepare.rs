@@ -224,6 +224,9 @@ pub(super) fn layout_for(form: Form, cols: usize, compute: Compute) -> Result<La
     }
     let min = matches!(dtype, DType::Q4_1 | DType::Q5_1 | DType::Q2K | DType::Q4K | DType::Q5K);
     let block = format.sub_len;
+    if let Some(table) = crate::quant::table(dtype) {
+        return Ok(Layout::I4Table { block, table });
+    }
     Ok(match format.codes {
         (0..=15, 0..=15) if min => Layout::I4 { block, min },
         (-8..=7, -8..=7) if !min => Layout::I4 { block, min },
