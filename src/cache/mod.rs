@@ -1,5 +1,7 @@
-//! Per-sequence state: pages of keys and values, who owns them and how many share them.
+//! Per-sequence state: pages of keys and values, and recurrent slots; who owns them and how many share them.
 
 mod pages;
+mod state;
 
 pub use pages::{LayerPages, PagePool};
+pub use state::{State, StateLayout, StatePool, SequenceState};

@@ -105,7 +105,7 @@ impl LayerPages {
         let out_of_memory = |_| Error::new(Kind::OutOfMemory, "a list of cache pages");
         for index in from / PAGE..to.div_ceil(PAGE) {
             if index < self.pages.len() {
-                if Arc::strong_count(&self.pages[index]) > 1 {
+                if Arc::get_mut(&mut self.pages[index]).is_none() {
                     let copy = self.pool.take()?;
                     // SAFETY: both are pages of this pool; the copy is new and so not shared.
                     unsafe { std::ptr::copy_nonoverlapping(self.pages[index].memory.0, copy.memory.0, self.pool.page_bytes) };
@@ -134,9 +134,9 @@ impl LayerPages {
         &self.pointers
     }
 
-    /// Shares all pages with a new list.
-    pub fn fork(&self) -> Result<LayerPages> {
-        let mut copy = LayerPages::new(&self.pool, self.pages.capacity() * PAGE)?;
+    /// Shares all pages with a new list, which has room for the numbers of `positions` positions.
+    pub fn fork(&self, positions: usize) -> Result<LayerPages> {
+        let mut copy = LayerPages::new(&self.pool, positions.max(self.pages.len() * PAGE))?;
         copy.pages.extend(self.pages.iter().cloned());
         copy.pointers.extend_from_slice(&self.pointers);
         Ok(copy)
@@ -154,7 +154,7 @@ mod tests {
         a.reserve(0, 3 * PAGE).unwrap();
         // SAFETY: page 2 has 64 bytes and `a` alone holds it.
         unsafe { a.pointers()[2].write(7) };
-        let mut b = a.fork().unwrap();
+        let mut b = a.fork(256).unwrap();
         assert_eq!(a.pointers(), b.pointers());
         b.reserve(2 * PAGE + 1, 3 * PAGE).unwrap();
         assert_eq!(a.pointers()[..2], b.pointers()[..2]);

@@ -159,6 +159,7 @@ fn conflicts(circuit: &mut Circuit, layout: &Layout) -> Vec<Vec<usize>> {
     }
     let mut touches: Vec<Vec<Touch>> = Vec::new();
     let mut states: Vec<Vec<(Port, crate::ops::StateId)>> = Vec::new();
+    let mut slots: Vec<Vec<crate::ops::SlotId>> = Vec::new();
     let mut after = Vec::new();
     for index in 0..circuit.nodes.len() {
         let ports: Vec<(Port, Value)> = circuit.nodes[index].op.ports().into_iter().map(|(p, v)| (p, *v)).collect();
@@ -170,17 +171,19 @@ fn conflicts(circuit: &mut Circuit, layout: &Layout) -> Vec<Vec<usize>> {
             })
             .collect();
         let my_states = circuit.nodes[index].op.states();
+        let my_slots = circuit.nodes[index].op.slots();
         let clash = |before: usize| {
             let bytes = touches[before].iter().any(|a: &Touch| {
                 mine.iter().any(|b| (a.write || b.write) && a.bytes.0 < b.bytes.1 && b.bytes.0 < a.bytes.1)
             });
             let state = states[before].iter()
                 .any(|a| my_states.iter().any(|b| a.1 == b.1 && (a.0 == Port::Out || b.0 == Port::Out)));
-            bytes || state
+            bytes || state || slots[before].iter().any(|s| my_slots.contains(s))
         };
         after.push((0..index).rev().filter(|&before| clash(before)).collect());
         touches.push(mine);
         states.push(my_states);
+        slots.push(my_slots);
     }
     after
 }

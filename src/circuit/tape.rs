@@ -4,7 +4,7 @@
 //! operation it arose in. So a layer reads like its formula.
 
 use crate::error::{Error, Result};
-use crate::ops::{self, Kind, KvSpec, Op, Port, Shape, Shapes, StateId, Value, WeightId};
+use crate::ops::{self, Kind, KvSpec, Op, Port, Shape, Shapes, SlotId, StateId, Value, WeightId};
 
 /// Shapes of what a model declared before recording.
 pub trait Declared {
@@ -14,6 +14,8 @@ pub trait Declared {
     fn experts(&self, id: WeightId) -> usize;
     /// Dims of a layer's key/value pages.
     fn kv(&self, id: StateId) -> KvSpec;
+    /// Elements of a recurrent slot.
+    fn slot(&self, id: SlotId) -> usize;
     /// The weight's name, for `explain`.
     fn weight_name(&self, id: WeightId) -> &str;
 }
@@ -99,6 +101,9 @@ impl Shapes for Tape<'_> {
     }
     fn kv(&self, state: StateId) -> KvSpec {
         self.declared.kv(state)
+    }
+    fn slot(&self, slot: SlotId) -> usize {
+        self.declared.slot(slot)
     }
 }
 

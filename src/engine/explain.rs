@@ -54,17 +54,20 @@ impl Engine {
         let mut sequence = Sequence::new(self, &SequenceOptions::default())?;
         let mut out: Vec<Captured> =
             values.iter().map(|v| Captured { width: program.layout().slots[v.0 as usize].width, values: Vec::new() }).collect();
-        let mut batch = Batch::default();
+        let mut batch = Batch { slots: Arc::clone(self.states().0.layout().slots()), ..Batch::default() };
         let mut rows = Vec::new();
         for piece in tokens.chunks(slice) {
             sequence.reserve(piece.len())?;
-            runner::fill(&mut batch, &[Work { tokens: piece, position: sequence.len(), pages: sequence.kv() }]);
+            sequence.state.begin()?;
+            let (position, pages, state) = (sequence.len(), sequence.kv(), sequence.state.pointers(false));
+            runner::fill(&mut batch, &[Work { tokens: piece, position, pages, state }]);
             match bodies {
                 Bodies::Fast => {
                     program.run(self.pool(), &mut workspace, &batch, self.weights(), &AtomicBool::new(false))?;
                 }
                 Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights()),
             }
+            sequence.state.commit(Some(position));
             sequence.tokens.extend_from_slice(piece);
             for (value, captured) in values.iter().zip(&mut out) {
                 program.read(&mut workspace, &batch, *value, &mut rows)?;

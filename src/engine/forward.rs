@@ -30,12 +30,29 @@ pub(super) fn append(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])]) -> 
     let done = run(engine, parts);
     for ((sequence, _), before) in parts.iter_mut().zip(before) {
         match done {
-            Ok(()) if sequence.len() > before => std::mem::swap(&mut sequence.logits, &mut sequence.next_logits),
+            Ok(()) if sequence.len() > before => sequence.state.commit(Some(before)),
             Ok(()) => {}
             Err(_) => sequence.drop_to(before),
         }
     }
     done
+}
+
+/// Computes the row after token `len` again: same position and earlier keys, so the same bits as when it was new. For models
+/// without recurrent slots. On error the sequence is as before; the keys written are the ones that were there.
+pub(super) fn recompute(engine: &Engine, sequence: &mut Sequence, len: usize) -> Result<()> {
+    let position = len - 1;
+    sequence.reserve_between(position, len)?;
+    sequence.state.begin()?;
+    let token = [sequence.tokens[position]];
+    let work = Work { tokens: &token, position, pages: sequence.kv(), state: sequence.state.pointers(false) };
+    let mut runner = engine.runner();
+    if !runner.run(&[work], engine.weights(), engine.pool(), &AtomicBool::new(false))? {
+        bail!(Cancelled, "the step was cancelled");
+    }
+    runner.logits(0, sequence.state.next_logits());
+    sequence.state.commit(None);
+    Ok(())
 }
 
 fn check(engine: &Engine, sequence: &Sequence, tokens: &[i32]) -> Result<()> {
@@ -69,6 +86,9 @@ fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])]) -> Result<()> {
                 let count = (tokens.len() - done[index]).min(rows);
                 if count > 0 {
                     sequence.reserve(count)?;
+                    if done[index] == 0 {
+                        sequence.state.begin()?;
+                    }
                     rows -= count;
                     slices.push((index, count));
                 }
@@ -79,8 +99,10 @@ fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])]) -> Result<()> {
             let work: Vec<Work<'_>> = slices
                 .iter()
                 .map(|&(index, count)| {
-                    let (sequence, tokens) = &group[index];
-                    Work { tokens: &tokens[done[index]..done[index] + count], position: sequence.len(), pages: sequence.kv() }
+                    let (sequence, tokens) = &mut group[index];
+                    let tokens: &[i32] = tokens;
+                    let state = sequence.state.pointers(done[index] > 0);
+                    Work { tokens: &tokens[done[index]..done[index] + count], position: sequence.len(), pages: sequence.kv(), state }
                 })
                 .collect();
             let mut runner = engine.runner();
@@ -94,7 +116,7 @@ fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])]) -> Result<()> {
                 sequence.tokens.extend_from_slice(piece);
                 done[index] += count;
                 if done[index] == tokens.len() {
-                    runner.logits(row, &mut sequence.next_logits);
+                    runner.logits(row, sequence.state.next_logits());
                 }
             }
         }

@@ -9,7 +9,7 @@ use super::synthetic::Random;
 use super::vocabulary;
 use crate::backend::cpu::pool::{Pool, available_threads};
 use crate::backend::cpu::simd;
-use crate::cache::PagePool;
+use crate::cache::{PagePool, State, StateLayout, StatePool};
 use crate::error::{Error, Kind, Result};
 use crate::ops::Weight;
 use crate::options::{Compute, LoadOptions};
@@ -39,6 +39,8 @@ pub struct Engine {
     pool: Pool,
     runner: Mutex<Runner>,
     pools: Vec<Arc<PagePool>>,
+    states: Arc<StatePool>,
+    zero: Arc<State>,
     tokenizer: Result<Arc<Tokenizer>>,
     template: Result<ChatTemplate>,
 }
@@ -72,7 +74,9 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         }
         report(done.min(plan.weights), "weights")?;
     }
-    let runner = Mutex::new(Runner::new(&prepared)?);
+    let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, prepared.model.dims().vocab)?);
+    let zero = states.zero()?;
+    let runner = Mutex::new(Runner::new(&prepared, states.layout().slots())?);
     let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes())).collect();
     let (tokenizer, end_tokens) = vocabulary::open(&prepared.checkpoint);
     let template = match &tokenizer {
@@ -102,7 +106,7 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         end_tokens,
     };
     report(plan.weights, "done")?;
-    Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, pools, tokenizer, template }))
+    Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, pools, states, zero, tokenizer, template }))
 }
 
 impl Engine {
@@ -164,6 +168,16 @@ impl Engine {
 
     pub(super) fn pools(&self) -> &[Arc<PagePool>] {
         &self.pools
+    }
+
+    /// Memory of recurrent states, and the state before any token.
+    pub(super) fn states(&self) -> (&Arc<StatePool>, &Arc<State>) {
+        (&self.states, &self.zero)
+    }
+
+    /// Whether sequences carry recurrent slots.
+    pub fn is_recurrent(&self) -> bool {
+        !self.prepared.declarations.slots.is_empty()
     }
 
     pub(super) fn runner(&self) -> MutexGuard<'_, Runner> {

@@ -13,6 +13,7 @@ mod plan;
 mod prepare;
 mod runner;
 mod sequence;
+mod snapshot;
 mod synthetic;
 mod vocabulary;
 
@@ -22,4 +23,5 @@ pub use generate::{Chooser, decode_step};
 pub use info::{Info, Probe, probe};
 pub use load::{Engine, Progress, load};
 pub use plan::{Plan, plan};
-pub use sequence::{Sequence, SequenceOptions};
+pub use sequence::{Mark, Sequence, SequenceOptions};
+pub use snapshot::Snapshot;

@@ -4,7 +4,9 @@ use super::prepare::Prepared;
 use crate::backend::cpu::pool::Pool;
 use crate::circuit::{Program, Workspace};
 use crate::error::Result;
-use crate::ops::{Batch, KvPages, Segment, Weight};
+use crate::ops::{Batch, KvPages, Segment, StatePointers, Weight};
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// Most rows and sequences of a batch.
@@ -32,21 +34,23 @@ pub(super) struct Runner {
     batch: Batch,
 }
 
-/// Tokens to append to one sequence, and its pages by key/value state.
+/// Tokens to append to one sequence, its pages by key/value state, and its recurrent state.
 pub(super) struct Work<'a> {
     pub tokens: &'a [i32],
     pub position: usize,
     pub pages: Vec<KvPages>,
+    pub state: StatePointers,
 }
 
 impl Runner {
-    pub fn new(prepared: &Prepared) -> Result<Runner> {
+    /// `slots` says where each recurrent slot lies in a sequence's state.
+    pub fn new(prepared: &Prepared, slots: &Arc<[Range<usize>]>) -> Result<Runner> {
         let mut programs = Vec::with_capacity(Shape::ALL.len());
         for shape in Shape::ALL {
             programs.push((shape, prepared.program(shape, false, &[])?.0));
         }
         let bytes = programs.iter().map(|(_, p)| p.workspace_bytes()).max().unwrap_or(0);
-        Ok(Runner { programs, workspace: Workspace::new(bytes)?, batch: Batch::default() })
+        Ok(Runner { programs, workspace: Workspace::new(bytes)?, batch: Batch { slots: Arc::clone(slots), ..Batch::default() } })
     }
 
     /// Runs one batch; false where it was stopped. Rows of logits are read with [`Runner::logits`].
@@ -74,6 +78,7 @@ pub(super) fn fill(batch: &mut Batch, work: &[Work<'_>]) {
     batch.positions.clear();
     batch.segments.clear();
     batch.kv.clear();
+    batch.states.clear();
     for w in work {
         let start = batch.tokens.len();
         batch.tokens.extend_from_slice(w.tokens);
@@ -81,5 +86,6 @@ pub(super) fn fill(batch: &mut Batch, work: &[Work<'_>]) {
         batch.segments.push(Segment { rows: start..batch.tokens.len(), position: w.position });
         batch.kv.extend_from_slice(&w.pages);
         batch.kv_states = w.pages.len();
+        batch.states.push(w.state);
     }
 }

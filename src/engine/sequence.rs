@@ -1,12 +1,16 @@
 //! One timeline of tokens: its state, and the logits after its last token.
+//!
+//! What came before can be had again exactly, or the call is refused and nothing changes: [`Sequence::mark`] and
+//! [`Sequence::rollback`] within the timeline, [`Sequence::fork`] for a second one, [`super::Snapshot`] for keeping.
 
-use super::forward::append;
+use super::forward::{append, recompute};
 use super::load::Engine;
-use crate::cache::LayerPages;
-use crate::ensure;
-use crate::error::{Error, Kind, Result, vec_filled, vec_with_capacity};
+use crate::cache::{LayerPages, SequenceState, State};
+use crate::error::{Error, Kind, Result, vec_with_capacity};
 use crate::ops::KvPages;
+use crate::{bail, ensure};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Options of a sequence.
 #[derive(Clone, Copy, Debug, Default)]
@@ -15,15 +19,32 @@ pub struct SequenceOptions {
     pub context: usize,
 }
 
+/// A point of one sequence that it can be rolled back to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    id: u64,
+    len: usize,
+}
+
+impl Mark {
+    /// Tokens the sequence held.
+    pub fn position(&self) -> usize {
+        self.len
+    }
+}
+
+/// A mark's number; no two marks of a process share one, so that a mark of another sequence is told apart.
+static MARKS: AtomicU64 = AtomicU64::new(1);
+
 /// A sequence. Its logits are those after every token it holds.
 pub struct Sequence {
     engine: Arc<Engine>,
     pub(super) tokens: Vec<i32>,
     pub(super) pages: Vec<LayerPages>,
-    /// The row after the last token; valid when there is a token.
-    pub(super) logits: Vec<f32>,
-    /// Where a step writes its row before it is known to succeed.
-    pub(super) next_logits: Vec<f32>,
+    /// Recurrent slots and logits.
+    pub(super) state: SequenceState,
+    /// In order of position. Keys and values of positions before a mark are never rewritten, so a state is all it keeps.
+    marks: Vec<(Mark, Arc<State>)>,
     capacity: usize,
 }
 
@@ -37,14 +58,17 @@ impl Sequence {
                 .named("context")
                 .sizes(capacity as u64, limit as u64));
         }
-        let vocab = engine.info().vocab;
         let pages = engine.pools().iter().map(|pool| LayerPages::new(pool, capacity)).collect::<Result<_>>()?;
+        let (pool, zero) = engine.states();
+        let mut state = SequenceState::new(pool, zero);
+        // What a step needs is there before the first one.
+        state.begin()?;
         Ok(Sequence {
             engine: Arc::clone(engine),
             tokens: vec_with_capacity(capacity, "a sequence's tokens")?,
             pages,
-            logits: vec_filled(vocab, 0.0, "a row of logits")?,
-            next_logits: vec_filled(vocab, 0.0, "a row of logits")?,
+            state,
+            marks: Vec::new(),
             capacity,
         })
     }
@@ -77,7 +101,7 @@ impl Sequence {
     /// The row of logits after the last token.
     pub fn logits(&self) -> Result<&[f32]> {
         ensure!(!self.tokens.is_empty(), InvalidState, "the sequence holds no token, so there are no logits yet; prefill first");
-        Ok(&self.logits)
+        Ok(self.state.logits())
     }
 
     /// Appends tokens and computes their state. On error the sequence is as before.
@@ -86,30 +110,84 @@ impl Sequence {
         append(&engine, &mut [(self, tokens)])
     }
 
-    /// Drops tokens from the end until `len` are left, and computes the row after the last one again.
+    /// A second sequence with the same tokens and state, sharing all memory until one of them writes. Marks stay behind.
+    pub fn fork(&self) -> Result<Sequence> {
+        let mut fork = Sequence::new(&self.engine, &SequenceOptions { context: self.capacity })?;
+        fork.take(&self.tokens, &self.pages, &self.state.share())?;
+        Ok(fork)
+    }
+
+    /// Marks this point, to come back to it any number of times. A mark lasts until it is released or the sequence is cut
+    /// to before it; meanwhile it holds one recurrent state.
+    pub fn mark(&mut self) -> Result<Mark> {
+        self.marks.try_reserve(1).map_err(|_| Error::new(Kind::OutOfMemory, "a sequence's list of marks"))?;
+        let mark = Mark { id: MARKS.fetch_add(1, Ordering::Relaxed), len: self.len() };
+        self.marks.push((mark, self.state.share()));
+        Ok(mark)
+    }
+
+    fn find(&self, mark: Mark) -> Result<usize> {
+        self.marks.iter().position(|(m, _)| *m == mark).ok_or_else(|| {
+            let text = format!("the mark at {} is not this sequence's, was released, or the sequence was cut to before it", mark.len);
+            Error::new(Kind::InvalidState, text)
+        })
+    }
+
+    /// Goes back to a mark: tokens, keys and values, recurrent state and logits are bit for bit what they were. Marks
+    /// of later positions end; this one stays.
+    pub fn rollback(&mut self, mark: Mark) -> Result<()> {
+        let index = self.find(mark)?;
+        let state = Arc::clone(&self.marks[index].1);
+        self.state.set(&state);
+        self.drop_to(mark.len);
+        Ok(())
+    }
+
+    /// Gives up a mark and the memory it holds.
+    pub fn release(&mut self, mark: Mark) -> Result<()> {
+        let index = self.find(mark)?;
+        self.marks.remove(index);
+        Ok(())
+    }
+
+    /// Drops tokens from the end until `len` are left; the row of logits is the one after the last of them. Always exact: a
+    /// model with recurrent slots can go to 0, to before the last call or to a mark, and refuses other places unchanged.
     pub fn truncate(&mut self, len: usize) -> Result<()> {
         ensure!(len <= self.tokens.len(), InvalidArgument, "the sequence holds {} tokens, it cannot be cut to {len}", self.tokens.len());
         if len == self.tokens.len() {
             return Ok(());
         }
-        if len == 0 {
-            self.drop_to(0);
-            return Ok(());
-        }
-        // The last token that stays runs again: same position, same earlier keys, so the same bits as when it was new.
-        let tail: Vec<i32> = self.tokens[len - 1..].to_vec();
-        self.tokens.truncate(len - 1);
-        match self.prefill(&tail[..1]) {
-            Ok(()) => {
-                self.drop_to(len);
-                Ok(())
+        if let Some(index) = self.marks.iter().position(|(mark, _)| mark.len == len) {
+            let state = Arc::clone(&self.marks[index].1);
+            self.state.set(&state);
+        } else if len == 0 {
+            self.state.reset();
+        } else if !self.state.undo(len) {
+            if self.engine.is_recurrent() {
+                let marks: Vec<usize> = self.marks.iter().map(|(mark, _)| mark.len).collect();
+                bail!(
+                    Unsupported,
+                    "the model's recurrent state at {len} of {} tokens is gone; it can be cut to 0, to before the last call, or to its marks {marks:?}",
+                    self.tokens.len()
+                );
             }
-            Err(e) => {
-                // Rewriting the tail cannot fail for want of room: it was there before.
-                self.tokens.extend_from_slice(&tail);
-                Err(e)
-            }
+            let engine = Arc::clone(&self.engine);
+            recompute(&engine, self, len)?;
         }
+        self.drop_to(len);
+        Ok(())
+    }
+
+    /// Takes up tokens and the state after them. On error the sequence is as before.
+    pub(super) fn take(&mut self, tokens: &[i32], pages: &[LayerPages], state: &Arc<State>) -> Result<()> {
+        ensure!(tokens.len() <= self.capacity, ContextFull, "{} tokens do not fit a sequence of {}", tokens.len(), self.capacity);
+        let pages = pages.iter().map(|pages| pages.fork(self.capacity)).collect::<Result<_>>()?;
+        self.tokens.clear();
+        self.tokens.extend_from_slice(tokens);
+        self.pages = pages;
+        self.marks.clear();
+        self.state.set(state);
+        Ok(())
     }
 
     /// Forgets tokens past `len`; pages past it go back.
@@ -118,11 +196,16 @@ impl Sequence {
         for pages in &mut self.pages {
             pages.truncate(len);
         }
+        self.marks.retain(|(mark, _)| mark.len <= len);
     }
 
     /// Makes room for `count` more tokens in every layer.
     pub(super) fn reserve(&mut self, count: usize) -> Result<()> {
-        let (from, to) = (self.tokens.len(), self.tokens.len() + count);
+        self.reserve_between(self.tokens.len(), self.tokens.len() + count)
+    }
+
+    /// Makes positions `from .. to` of every layer writable.
+    pub(super) fn reserve_between(&mut self, from: usize, to: usize) -> Result<()> {
         self.pages.iter_mut().try_for_each(|pages| pages.reserve(from, to))
     }
 

@@ -23,10 +23,17 @@ pub(super) struct Common {
     pub tied: bool,
     /// What tensor names of the language model begin with.
     pub root: &'static str,
+    /// Name of the output matrix.
+    pub head: &'static str,
 }
 
 impl Common {
     pub(super) fn read(c: &Config<'_>, tied: bool) -> Result<Common> {
+        Common::with_inner(c, tied, c.usize("intermediate_size")?)
+    }
+
+    /// As [`Common::read`] where the width of the feed-forward is not under its usual name, or there is none.
+    pub(super) fn with_inner(c: &Config<'_>, tied: bool, inner: usize) -> Result<Common> {
         let (hidden, heads) = (c.usize("hidden_size")?, c.usize("num_attention_heads")?);
         let head_dim = match c.count("head_dim")? {
             Some(dim) => dim,
@@ -46,7 +53,7 @@ impl Common {
         };
         Ok(Common {
             hidden,
-            inner: c.usize("intermediate_size")?,
+            inner,
             layers: c.usize("num_hidden_layers")?,
             heads,
             kv_heads,
@@ -57,6 +64,7 @@ impl Common {
             act,
             tied: c.bool_or("tie_word_embeddings", tied)?,
             root: "model",
+            head: "lm_head",
         })
     }
 
@@ -105,8 +113,9 @@ impl Common {
     pub(super) fn decoder(&self, d: &mut Declarations, ropes: Ropes, layers: Vec<Box<dyn TransformerLayer>>, norm_add: f32) -> Decoder {
         Decoder {
             dims: Dims { vocab: self.vocab, hidden: self.hidden, layers: self.layers, context: self.context },
-            head: Head::new(d, &format!("{}.embed_tokens.weight", self.root), "lm_head", self.vocab, self.hidden, self.tied),
+            head: Head::new(d, &format!("{}.embed_tokens.weight", self.root), self.head, self.vocab, self.hidden, self.tied),
             embed_factor: 1.0,
+            entry: None,
             ropes,
             layers,
             norm: RmsNorm::new(d, &format!("{}.norm", self.root), self.hidden, self.eps, norm_add),

@@ -1,15 +1,25 @@
 //! The factory table: which model type is built by which file. The model type is matched here and nowhere else.
 
+mod deepseek_v3;
+mod deepseek_v4;
 mod dense;
+mod facts;
 mod gemma3;
 mod glm4_moe;
 mod gpt_oss;
 mod laguna;
+mod lfm2;
+mod longcat_flash;
+mod longcat_flash_ngram;
 mod minimax_m2;
+mod mistral4;
 mod mixtral;
+mod nemotron_h;
 mod olmo;
 mod phi3;
+mod qwen3_5;
 mod qwen3_moe;
+mod qwen3_next;
 mod qwen3_vl;
 
 use crate::ensure;
@@ -46,6 +56,17 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["glm4_moe"], build: glm4_moe::build },
     Family { names: &["minimax_m2"], build: minimax_m2::build },
     Family { names: &["laguna"], build: laguna::build },
+    Family { names: &["lfm2"], build: lfm2::build },
+    Family { names: &["qwen3_next"], build: qwen3_next::build },
+    Family { names: &["qwen3_5", "qwen35", "qwen3_5_text"], build: qwen3_5::dense },
+    Family { names: &["qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text"], build: qwen3_5::moe },
+    Family { names: &["nemotron_h", "nemotron_h_puzzle"], build: nemotron_h::build },
+    Family { names: &["deepseek_v3"], build: deepseek_v3::build },
+    Family { names: &["mistral4"], build: mistral4::build },
+    Family { names: &["mistral3"], build: mistral4::wrapped },
+    Family { names: &["longcat_flash"], build: longcat_flash::build },
+    Family { names: &["longcat_flash_ngram"], build: longcat_flash_ngram::build },
+    Family { names: &["deepseek_v4"], build: deepseek_v4::build },
 ];
 
 /// The family of a config, and its normalised model type.

@@ -3,7 +3,7 @@
 
 use super::{Linear, Mixer, RmsNorm};
 use crate::circuit::Tape;
-use crate::ops::{self, ActMul, Activation, CacheWrite, HeadGate, KvSpec, KvType, Rope, RopeStyle, StateId, Value, WeightId};
+use crate::ops::{self, ActMul, Activation, CacheWrite, HeadGate, KvSpec, KvType, Piece, Regroup, Rope, RopeStyle, StateId, Value, WeightId};
 use crate::weights::Declarations;
 
 /// Norm on queries and keys, before the rotation.
@@ -26,6 +26,8 @@ pub enum HeadGating {
     PerHead(Activation),
     /// One for each element.
     PerElement(Activation),
+    /// One for each element, where `q_proj` holds each head's query and then its gate (Qwen 3 Next).
+    InQuery(Activation),
 }
 
 /// Sizes and switches of an attention layer.
@@ -61,6 +63,22 @@ pub struct AttentionDims {
     pub kv_type: KvType,
 }
 
+/// Names of an attention layer's tensors, where a family has its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionNames {
+    /// Norm of queries.
+    pub q_norm: &'static str,
+    /// Norm of keys.
+    pub k_norm: &'static str,
+    /// Output product.
+    pub out: &'static str,
+}
+
+impl AttentionNames {
+    /// What most families call them.
+    pub const USUAL: AttentionNames = AttentionNames { q_norm: "q_norm", k_norm: "k_norm", out: "o_proj" };
+}
+
 /// One attention layer.
 #[derive(Clone, Debug)]
 pub struct Attention {
@@ -77,23 +95,29 @@ pub struct Attention {
 impl Attention {
     /// Tensors `<name>.q_proj`, `k_proj`, `v_proj`, `o_proj`, and `q_norm`, `k_norm`, `sinks`, `g_proj` where asked for.
     pub fn new(d: &mut Declarations, name: &str, dims: AttentionDims) -> Attention {
+        Attention::named(d, name, dims, AttentionNames::USUAL)
+    }
+
+    /// As [`Attention::new`] under other names.
+    pub fn named(d: &mut Declarations, name: &str, dims: AttentionDims, names: AttentionNames) -> Attention {
         let (q, kv) = (dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim);
         let part = |p: &str| format!("{name}.{p}_proj");
+        let q = if matches!(dims.gating, HeadGating::InQuery(_)) { 2 * q } else { q };
         let parts = [(&*part("q"), q), (&*part("k"), kv), (&*part("v"), kv)];
         let qkv = Linear::stacked(d, &format!("{name}.qkv"), &parts, dims.hidden, dims.qkv_bias);
-        Attention::with_qkv(d, name, dims, qkv)
+        Attention::with_qkv(d, name, dims, qkv, names)
     }
 
     /// As [`Attention::new`] with q, k and v stored as one tensor `<name>.qkv_proj` (Phi-3).
     pub fn fused(d: &mut Declarations, name: &str, dims: AttentionDims) -> Attention {
         let rows = (dims.heads + 2 * dims.kv_heads) * dims.head_dim;
         let qkv = Linear::new(d, &format!("{name}.qkv_proj"), rows, dims.hidden, dims.qkv_bias);
-        Attention::with_qkv(d, name, dims, qkv)
+        Attention::with_qkv(d, name, dims, qkv, AttentionNames::USUAL)
     }
 
-    fn with_qkv(d: &mut Declarations, name: &str, dims: AttentionDims, qkv: Linear) -> Attention {
+    fn with_qkv(d: &mut Declarations, name: &str, dims: AttentionDims, qkv: Linear, names: AttentionNames) -> Attention {
         let (q, kv) = (dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim);
-        let (q_norm, k_norm) = (format!("{name}.q_norm"), format!("{name}.k_norm"));
+        let (q_norm, k_norm) = (format!("{name}.{}", names.q_norm), format!("{name}.{}", names.k_norm));
         let norms = match dims.qk_norm {
             QkNorm::No => None,
             QkNorm::PerHead(eps, add) => {
@@ -103,12 +127,12 @@ impl Attention {
         };
         let sinks = dims.sinks.then(|| d.vector(&format!("{name}.sinks"), dims.heads, 0.0));
         let gates = match dims.gating {
-            HeadGating::No => None,
+            HeadGating::No | HeadGating::InQuery(_) => None,
             HeadGating::PerHead(_) => Some(dims.heads),
             HeadGating::PerElement(_) => Some(q),
         };
         let gate = gates.map(|n| Linear::new(d, &format!("{name}.g_proj"), n, dims.hidden, false));
-        let out = Linear::new(d, &format!("{name}.o_proj"), dims.hidden, q, dims.out_bias);
+        let out = Linear::new(d, &format!("{name}.{}", names.out), dims.hidden, q, dims.out_bias);
         let spec = KvSpec { heads: dims.kv_heads, key_dim: dims.head_dim, value_dim: dims.head_dim, dtype: dims.kv_type };
         Attention { dims, qkv, norms, sinks, gate, out, state: d.kv(spec), spec }
     }
@@ -118,9 +142,17 @@ impl Attention {
         let d = &self.dims;
         let (q_width, kv_width) = (d.heads * d.head_dim, d.kv_heads * d.head_dim);
         let qkv = self.qkv.record(t, x);
-        let mut q = t.slice(qkv, 0, q_width);
-        let mut k = t.slice(qkv, q_width, kv_width);
-        let v = t.slice(qkv, q_width + kv_width, kv_width);
+        let mut gate = self.gate.as_ref().map(|gate| gate.record(t, x));
+        let q_rows = if matches!(d.gating, HeadGating::InQuery(_)) { 2 * q_width } else { q_width };
+        let mut q = t.slice(qkv, 0, q_rows);
+        let mut k = t.slice(qkv, q_rows, kv_width);
+        let v = t.slice(qkv, q_rows + kv_width, kv_width);
+        if q_rows > q_width {
+            let piece = |first| Piece { first, width: d.head_dim, stride: 2 * d.head_dim, count: d.heads };
+            let both = t.op(Regroup { x: q, pieces: vec![piece(0), piece(d.head_dim)], y: Value::NONE });
+            q = t.slice(both, 0, q_width);
+            gate = Some(t.slice(both, q_width, q_width));
+        }
         if let Some((q_norm, k_norm)) = &self.norms {
             q = q_norm.record(t, q);
             k = k_norm.record(t, k);
@@ -142,11 +174,11 @@ impl Attention {
             sinks: self.sinks,
             y: Value::NONE,
         });
-        if let Some(gate) = self.gate.as_ref().map(|gate| gate.record(t, x)) {
+        if let Some(gate) = gate {
             a = match d.gating {
                 HeadGating::No => a,
                 HeadGating::PerHead(act) => t.op(HeadGate { act, gate, x: a, y: Value::NONE }),
-                HeadGating::PerElement(act) => t.op(ActMul { act, gate, up: a, y: Value::NONE }),
+                HeadGating::PerElement(act) | HeadGating::InQuery(act) => t.op(ActMul { act, gate, up: a, y: Value::NONE }),
             };
         }
         self.out.record(t, a)

@@ -33,6 +33,34 @@ pub struct Block<A = Attention, M = GatedMlp> {
     pub mlp_post: Option<RmsNorm>,
 }
 
+/// What a layer of one part does.
+pub enum Part {
+    /// Positions meet.
+    Mixer(Box<dyn Mixer>),
+    /// Each by itself.
+    FeedForward(Box<dyn FeedForward>),
+}
+
+/// A layer of one part: `y = x + part(norm(x))` (Nemotron-H).
+pub struct OnePart {
+    /// Before the part.
+    pub norm: RmsNorm,
+    /// The part.
+    pub part: Part,
+}
+
+impl OnePart {
+    /// Records the layer.
+    pub fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value {
+        let h = self.norm.record(t, x);
+        let h = match &self.part {
+            Part::Mixer(mixer) => mixer.record(t, h, ropes),
+            Part::FeedForward(part) => part.record(t, h),
+        };
+        t.add(x, h)
+    }
+}
+
 fn norm(t: &mut Tape<'_>, norm: &Option<RmsNorm>, x: Value) -> Value {
     match norm {
         Some(norm) => norm.record(t, x),
@@ -51,5 +79,17 @@ impl<A: Mixer, M: FeedForward> Block<A, M> {
         let h = self.mlp.record(t, h);
         let h = norm(t, &self.mlp_post, h);
         t.add(x, h)
+    }
+}
+
+impl<P: Mixer + ?Sized> Mixer for Box<P> {
+    fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value {
+        (**self).record(t, x, ropes)
+    }
+}
+
+impl<P: FeedForward + ?Sized> FeedForward for Box<P> {
+    fn record(&self, t: &mut Tape<'_>, x: Value) -> Value {
+        (**self).record(t, x)
     }
 }

@@ -1,8 +1,8 @@
 //! Mixture of experts (Shazeer et al., 2017): a router, the experts it picks, and the shared expert beside them.
 
-use super::{Experts, FeedForward, GatedMlp, Linear};
+use super::{Experts, FeedForward, GatedMlp, Linear, RmsNorm};
 use crate::circuit::Tape;
-use crate::ops::{Combine, Groups, Route, Scoring, Softcap, Value, WeightId};
+use crate::ops::{Combine, Groups, HashRoute, Route, Scoring, Softcap, Value, WeightId};
 
 /// How rows find their experts.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct Router {
     pub scoring: Scoring,
     /// `[choices]`, added to scores for the choice only.
     pub correction: Option<WeightId>,
+    /// `[vocabulary, top_k]`: the experts of each token, where they are not chosen by scores.
+    pub table: Option<WeightId>,
     /// Where the choice is limited to groups.
     pub groups: Option<Groups>,
     /// Experts a row meets.
@@ -28,7 +30,7 @@ pub struct Router {
 impl Router {
     /// Softmax over all experts, weights made to sum to one.
     pub fn softmax(logits: Linear, top_k: usize) -> Router {
-        Router { logits, softcap: None, scoring: Scoring::Softmax, correction: None, groups: None, top_k, normalize: true, scale: 1.0 }
+        Router { logits, softcap: None, scoring: Scoring::Softmax, correction: None, table: None, groups: None, top_k, normalize: true, scale: 1.0 }
     }
 
     /// Sigmoid scores with a correction of the choice, weights made to sum to one.
@@ -41,6 +43,9 @@ impl Router {
         let mut logits = self.logits.record(t, x);
         if let Some(cap) = self.softcap {
             logits = t.op(Softcap { x: logits, cap, y: Value::NONE });
+        }
+        if let Some(table) = self.table {
+            return t.op(HashRoute { logits, table, normalize: self.normalize, scale: self.scale, y: Value::NONE });
         }
         t.op(Route {
             logits,
@@ -56,6 +61,17 @@ impl Router {
     }
 }
 
+/// A narrower space the experts work in (Nemotron 3, Kimi K3). Router and shared expert see the full width.
+#[derive(Clone, Debug)]
+pub struct Latent {
+    /// `[latent, hidden]`.
+    pub down: Linear,
+    /// On the experts' sum.
+    pub norm: Option<RmsNorm>,
+    /// `[hidden, latent]`.
+    pub up: Linear,
+}
+
 /// A feed-forward of routed experts.
 #[derive(Clone, Debug)]
 pub struct Moe {
@@ -69,22 +85,42 @@ pub struct Moe {
     pub shared_gate: Option<Linear>,
     /// Whether choices beyond the experts hand on their input (LongCat).
     pub identity: bool,
+    /// Where the experts work in a latent space.
+    pub latent: Option<Latent>,
 }
 
 impl Moe {
     /// Routed experts alone.
     pub fn new(router: Router, experts: Experts) -> Moe {
-        Moe { router, experts, shared: None, shared_gate: None, identity: false }
+        Moe { router, experts, shared: None, shared_gate: None, identity: false, latent: None }
     }
 }
 
 impl FeedForward for Moe {
     fn record(&self, t: &mut Tape<'_>, x: Value) -> Value {
         let route = self.router.record(t, x);
+        let experts = self.experts.count();
+        if let Some(latent) = &self.latent {
+            let inside = latent.down.record(t, x);
+            let answers = self.experts.record(t, inside, route);
+            let none = Value::NONE;
+            let mut sum = t.op(Combine { x: answers, route, shared: none, gate: none, identity: none, experts, y: none });
+            if let Some(norm) = &latent.norm {
+                sum = norm.record(t, sum);
+            }
+            let y = latent.up.record(t, sum);
+            return match &self.shared {
+                Some(shared) => {
+                    let shared = shared.record(t, x);
+                    t.add(y, shared)
+                }
+                None => y,
+            };
+        }
         let answers = self.experts.record(t, x, route);
         let shared = self.shared.as_ref().map_or(Value::NONE, |s| s.record(t, x));
         let gate = self.shared_gate.as_ref().map_or(Value::NONE, |g| g.record(t, x));
         let identity = if self.identity { x } else { Value::NONE };
-        t.op(Combine { x: answers, route, shared, gate, identity, experts: self.experts.count(), y: Value::NONE })
+        t.op(Combine { x: answers, route, shared, gate, identity, experts, y: Value::NONE })
     }
 }

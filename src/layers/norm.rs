@@ -23,6 +23,11 @@ impl RmsNorm {
         RmsNorm { group: head_dim, ..RmsNorm::new(d, name, head_dim, eps, add) }
     }
 
+    /// Over each group of `group` elements, each element with its own weight (Mamba 2).
+    pub fn grouped(d: &mut Declarations, name: &str, width: usize, group: usize, eps: f32) -> RmsNorm {
+        RmsNorm { group, ..RmsNorm::new(d, name, width, eps, 0.0) }
+    }
+
     /// Records the norm.
     pub fn record(&self, t: &mut Tape<'_>, x: Value) -> Value {
         t.op(ops::Norm { kind: NormKind::Rms, x, weight: Some(self.weight), bias: None, group: self.group, eps: self.eps, y: Value::NONE })

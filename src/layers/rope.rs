@@ -37,6 +37,11 @@ impl RopeParameters {
     /// Reads a config. `context` is the longest sequence that will be run: LongRoPE picks its factors by it.
     /// `layer_type` selects among per-type parameters; `theta` overrides the base (Gemma 3's local layers).
     pub fn read(config: &Config<'_>, head_dim: usize, layer_type: Option<&str>, context: usize) -> Result<RopeParameters> {
+        RopeParameters::read_partial(config, head_dim, layer_type, context, 1.0)
+    }
+
+    /// As [`RopeParameters::read`]; `partial` is the share of a head that turns where the config does not say.
+    pub fn read_partial(config: &Config<'_>, head_dim: usize, layer_type: Option<&str>, context: usize, partial: f64) -> Result<RopeParameters> {
         let object = scaling(config, layer_type)?;
         let number = |key: &str| -> Result<Option<f64>> {
             match &object {
@@ -45,7 +50,7 @@ impl RopeParameters {
             }
         };
         let theta = number("rope_theta")?.unwrap_or(10_000.0);
-        let partial = number("partial_rotary_factor")?.unwrap_or(1.0);
+        let partial = number("partial_rotary_factor")?.unwrap_or(partial);
         ensure!(theta > 0.0 && partial > 0.0 && partial <= 1.0, CorruptFile, "config.json: rope_theta {theta}, partial_rotary_factor {partial}");
         let dim = (head_dim as f64 * partial) as usize;
         ensure!(dim >= 2 && dim.is_multiple_of(2), Unsupported, "config.json: {dim} rotary elements in heads of {head_dim}; an even number is needed");
@@ -181,6 +186,17 @@ impl Ropes {
         let id = d.constant(&format!("rope.{}", self.tables.len()), parameters.frequencies.clone());
         self.tables.push((parameters, id));
         self.tables.len() - 1
+    }
+
+    /// Tables there are.
+    pub fn count(&self) -> usize {
+        self.tables.len()
+    }
+
+    /// Frequencies and factor of a table, for operations that turn at other positions than a row's.
+    pub fn parameters(&self, index: usize) -> (WeightId, f32) {
+        let (parameters, frequencies) = &self.tables[index];
+        (*frequencies, parameters.factor)
     }
 
     /// Records every table, for layers to index.

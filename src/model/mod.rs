@@ -1,12 +1,14 @@
 //! Models: what a family builds from a config, small enough to hold in the head: record, state needs, facts.
 
 mod decoder;
+mod streams;
 
-pub use decoder::{Decoder, Head};
+pub use decoder::{Decoder, Entry, Head};
+pub use streams::{Carry, StreamDecoder, StreamEnd, StreamLayer};
 
 use crate::circuit::Tape;
 use crate::error::Result;
-use crate::layers::{Block, Config, FeedForward, Mixer};
+use crate::layers::{Block, Config, FeedForward, Mixer, OnePart};
 use crate::ops::{KvType, Value};
 use crate::weights::{Checkpoint, Declarations};
 
@@ -41,6 +43,12 @@ pub trait TransformerLayer: Send + Sync {
 impl<A: Mixer, M: FeedForward> TransformerLayer for Block<A, M> {
     fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value {
         Block::record(self, t, x, ropes)
+    }
+}
+
+impl TransformerLayer for OnePart {
+    fn record(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value {
+        OnePart::record(self, t, x, ropes)
     }
 }
 

@@ -20,6 +20,8 @@ pub enum Activation {
     Sigmoid,
     /// `ln(1 + exp(x))`: output gates.
     Softplus,
+    /// `x`: the gate is a plain factor.
+    Identity,
     /// Silu between bounds: the gate is at most `limit`, `up` lies in `-limit ..= limit` (DeepSeek V4).
     ClampedSilu {
         /// The bound.
@@ -44,6 +46,7 @@ impl Activation {
             Activation::Relu2 => x.max(0.0) * x.max(0.0),
             Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
             Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
+            Activation::Identity => x,
             Activation::ClampedSilu { limit } => Activation::Silu.of(below(x, limit)),
             Activation::SwigluOai { alpha, limit } => {
                 let x = below(x, limit);
@@ -158,6 +161,13 @@ impl Op for ActMul {
                 match (self.act, up) {
                     (Activation::Silu, Some(up)) => frame.simd.silu_mul(gate, up, y),
                     (Activation::GeluTanh, Some(up)) => frame.simd.gelu_tanh_mul(gate, up, y),
+                    (Activation::Identity, Some(up)) => y.iter_mut().zip(gate).zip(up).for_each(|((y, g), u)| *y = g * u),
+                    (Activation::Relu2, None) => y.iter_mut().zip(gate).for_each(|(y, g)| *y = g.max(0.0) * g.max(0.0)),
+                    (Activation::Sigmoid, up) => {
+                        for (i, y) in y.iter_mut().enumerate() {
+                            *y = up.map_or(1.0, |up| up[i]) / (1.0 + (-gate[i]).exp());
+                        }
+                    }
                     (act, Some(up)) => {
                         for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
                             *y = act.gated(f64::from(*gate), f64::from(*up)) as f32;

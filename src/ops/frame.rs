@@ -4,14 +4,13 @@
 //! layout guarantees: an operation's outputs overlap none of its inputs, and `Turn::each` hands every chunk to one worker.
 #![allow(unsafe_code)]
 
-use super::{Kind, Rows, StateId, Value, WeightId};
+use super::{Kind, Rows, SlotId, StateId, Value, WeightId};
 use crate::backend::cpu::activations::{Activations, Q8_BLOCK, Q8Block};
 use crate::backend::cpu::pack::Packed;
 use crate::backend::cpu::simd::Table;
-use crate::quant;
-use crate::tensor::DType;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
 pub use crate::backend::cpu::simd::attend::PAGE;
 
@@ -97,6 +96,70 @@ impl KvPages {
     }
 }
 
+/// A recurrent slot: what a layer carries from one position to the next, the same number of floats at any length.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct SlotSpec {
+    /// Name in messages: the layer's and what it holds.
+    pub name: String,
+    /// Floats; all zero before the first position.
+    pub elements: usize,
+}
+
+/// The recurrent slots of one sequence during a run: the floats before it, and where those after it go. Both are the
+/// same memory where the run goes on from one that is not committed yet.
+#[derive(Clone, Copy, Debug)]
+pub struct StatePointers {
+    read: *const f32,
+    write: *mut f32,
+    len: usize,
+}
+
+// SAFETY: the pointers are only followed through `Frame`, inside a run whose sequences are exclusively borrowed.
+unsafe impl Send for StatePointers {}
+// SAFETY: as above; workers touch disjoint pieces.
+unsafe impl Sync for StatePointers {}
+
+impl StatePointers {
+    /// `len` floats at each place, which must outlive the run; `write` belongs to the run alone.
+    pub fn new(read: *const f32, write: *mut f32, len: usize) -> StatePointers {
+        StatePointers { read, write, len }
+    }
+
+    /// For models without recurrent slots.
+    pub const fn none() -> StatePointers {
+        StatePointers { read: std::ptr::null(), write: std::ptr::null_mut(), len: 0 }
+    }
+}
+
+/// One slot of one sequence, as an operation carries it forward.
+#[derive(Clone, Copy)]
+pub struct SlotState<'a> {
+    read: *const f32,
+    write: *mut f32,
+    len: usize,
+    _life: PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> SlotState<'a> {
+    /// Elements `range` as the rows before left them, to be updated in place. Whatever an operation does not take
+    /// this way is lost, so it takes every piece of the slot, each once.
+    ///
+    /// # Safety
+    /// Nobody else holds an element of this range now: chunks come from `Turn::each`, or the caller is alone.
+    pub unsafe fn piece(&self, range: Range<usize>) -> &'a mut [f32] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: the range is inside the slot, both places hold `len` floats (`StatePointers::new`) and are either the
+        // same or apart; the caller keeps pieces disjoint.
+        unsafe {
+            let write = self.write.add(range.start);
+            if !std::ptr::eq(self.read, self.write) {
+                std::ptr::copy_nonoverlapping(self.read.add(range.start), write, range.len());
+            }
+            std::slice::from_raw_parts_mut(write, range.len())
+        }
+    }
+}
+
 /// Consecutive rows of a batch that belong to one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -119,6 +182,10 @@ pub struct Batch {
     pub kv: Vec<KvPages>,
     /// Key/value states of the model: the stride of `kv`.
     pub kv_states: usize,
+    /// Recurrent slots, by segment; empty where the model has none.
+    pub states: Vec<StatePointers>,
+    /// Where each slot lies in a sequence's recurrent state, by [`SlotId`].
+    pub slots: Arc<[Range<usize>]>,
 }
 
 impl Batch {
@@ -185,18 +252,14 @@ pub enum Weight {
     /// A vector in f32 (norms, biases, factors).
     Vector(Vec<f32>),
     /// Rows as the checkpoint stores them, decoded when looked up (an embedding that is no output matrix).
-    Stored {
-        /// Element type.
-        dtype: DType,
-        /// Elements in a row.
-        cols: usize,
-        /// Rows, one after another.
-        data: StoredRows,
-    },
+    Stored(Box<dyn StoredRows>),
 }
 
-/// Bytes of stored rows: shared with the mapped file, or owned.
-pub type StoredRows = std::sync::Arc<dyn AsRef<[u8]> + Send + Sync>;
+/// Rows that are decoded one by one: in a mapped file, or owned.
+pub trait StoredRows: Send + Sync {
+    /// Writes row `row`, which exists, into `out`, which has the table's width.
+    fn decode_row(&self, row: usize, out: &mut [f32]);
+}
 
 impl Weight {
     /// The vector, for operations whose check asked for one.
@@ -233,10 +296,7 @@ impl Weight {
                 let rows = experts.first().map_or(1, Matrix::rows).max(1);
                 experts[row / rows].decode_row(row % rows, out);
             }
-            Weight::Stored { dtype, cols, data } => {
-                let bytes = dtype.bytes(*cols).expect("rows are whole blocks: checked when the weight was made");
-                quant::decode(*dtype, &(**data).as_ref()[row * bytes..][..bytes], out).expect("same");
-            }
+            Weight::Stored(rows) => rows.decode_row(row, out),
         }
     }
 
@@ -246,7 +306,7 @@ impl Weight {
             Weight::Matrix(m) => m.bytes(),
             Weight::Experts(experts) => experts.iter().map(Matrix::bytes).sum(),
             Weight::Vector(v) => size_of_val(v.as_slice()),
-            Weight::Stored { .. } => 0,
+            Weight::Stored(_) => 0,
         }
     }
 }
@@ -332,6 +392,20 @@ impl<'a> Frame<'a> {
     /// A weight.
     pub fn weight(&self, id: WeightId) -> &'a Weight {
         &self.weights[id.0 as usize]
+    }
+
+    /// The segment a row belongs to.
+    pub fn segment_of(&self, row: usize) -> usize {
+        self.batch.segments.partition_point(|s| s.rows.end <= row)
+    }
+
+    /// The recurrent slot of a segment's layer.
+    pub fn state(&self, segment: usize, slot: SlotId) -> SlotState<'a> {
+        let (state, range) = (&self.batch.states[segment], &self.batch.slots[slot.0 as usize]);
+        assert!(range.end <= state.len, "the state was made for this model's slots");
+        // SAFETY: the range is inside the sequence's state, checked just above.
+        let (read, write) = unsafe { (state.read.add(range.start), state.write.add(range.start)) };
+        SlotState { read, write, len: range.len(), _life: PhantomData }
     }
 
     /// The key/value pages of a segment's layer.

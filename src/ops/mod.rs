@@ -11,20 +11,38 @@ mod act;
 mod add;
 mod attention;
 mod combine;
+mod conv;
+mod decay;
+mod delta_rule;
 mod embed;
-mod expert_linear;
+mod expand_heads;
 mod frame;
+mod head_linear;
+mod hyper;
+mod index;
+mod join;
+mod lanes;
+mod expert_linear;
+mod hash_route;
 mod head_gate;
 mod last_rows;
 mod linear;
+mod ngram;
+mod mamba2;
 mod norm;
+mod pool_groups;
+mod position_scale;
 mod quantize;
+mod regroup;
+mod records;
 mod rope;
-mod route;
+mod rope_tail;
 mod scale;
+mod shared_attention;
+mod route;
 mod scratch;
 mod softcap;
-
+mod tokens;
 
 use crate::backend::cpu::pool::Worker;
 use crate::error::Result;
@@ -36,18 +54,38 @@ pub use act::{ActMul, Activation};
 pub use add::{Add, AddNorm};
 pub use attention::{Attention, CacheWrite};
 pub use combine::Combine;
+pub use conv::Conv;
+pub use decay::Decay;
+pub use delta_rule::DeltaRule;
 pub use embed::Embed;
 pub use expert_linear::ExpertLinear;
-pub use frame::{Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, StoredRows, Weight};
+pub use frame::{
+    Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, SlotSpec, SlotState, StatePointers, StoredRows, Weight,
+};
+pub use expand_heads::ExpandHeads;
+pub use head_linear::HeadLinear;
+pub use hyper::{HyperCollapse, HyperExpand, HyperMix};
+pub use index::{IndexBlocks, IndexSelect, Indexer};
+pub use join::Join;
+pub use hash_route::HashRoute;
 pub use head_gate::HeadGate;
 pub use last_rows::LastRows;
 pub use linear::Linear;
+pub use ngram::{NgramRows, NgramTable};
+pub use mamba2::Mamba2;
 pub use norm::{Norm, NormKind};
+pub use pool_groups::{GroupRopeTable, PoolGroups};
+pub use position_scale::PositionScale;
 pub use quantize::Quantize;
+pub use regroup::{Piece, Regroup};
+pub use records::{RecordWrite, Records};
 pub use rope::{Rope, RopeStyle, RopeTable};
+pub use rope_tail::RopeTail;
 pub use route::{Groups, Route, Scoring};
 pub use scale::Scale;
+pub use shared_attention::{Pooled, SharedAttention};
 pub use softcap::Softcap;
+pub use tokens::{Lookup, TokenIds};
 
 /// A tensor of the circuit, by number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -73,9 +111,13 @@ impl Debug for Value {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct WeightId(pub u32);
 
-/// A per-sequence state (a layer's key/value pages, a recurrent slot), by its place in the model's declarations.
+/// A layer's key/value pages, by their place in the model's declarations.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StateId(pub u32);
+
+/// A layer's recurrent slot (a fixed number of floats for each sequence), by its place in the model's declarations.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct SlotId(pub u32);
 
 /// How many rows a value has once a batch is known.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -134,6 +176,8 @@ pub trait Shapes {
     fn experts(&self, weight: WeightId) -> usize;
     /// Dims of a layer's key/value pages.
     fn kv(&self, state: StateId) -> KvSpec;
+    /// Elements of a recurrent slot.
+    fn slot(&self, slot: SlotId) -> usize;
 }
 
 /// A product's weight, and its input in both forms; [`crate::circuit`] connects what the weight's format wants.
@@ -154,7 +198,7 @@ pub trait Op: Debug + Send + Sync {
     /// Every connected value with its direction, in order, for the passes over a circuit to read and rewrite.
     fn ports(&mut self) -> Vec<(Port, &mut Value)>;
 
-    /// States it touches, for the order of operations (key/value pages, recurrent slots).
+    /// Key/value pages it touches, for the order of operations.
     fn states(&self) -> Vec<(Port, StateId)> {
         Vec::new()
     }
@@ -162,6 +206,11 @@ pub trait Op: Debug + Send + Sync {
     /// For a product with a weight: what the pass that picks formats connects.
     fn product(&mut self) -> Option<Product<'_>> {
         None
+    }
+
+    /// Recurrent slots it carries forward, for the order of operations.
+    fn slots(&self) -> Vec<SlotId> {
+        Vec::new()
     }
 
     /// Whether this batch's work all falls to the first worker, so that neighbours of the same kind need no barrier.

@@ -5,7 +5,7 @@
 use crate::circuit::Declared;
 use crate::ensure;
 use crate::error::Result;
-use crate::ops::{KvSpec, StateId, WeightId};
+use crate::ops::{KvSpec, SlotId, SlotSpec, StateId, WeightId};
 
 /// How a weight is stored for operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -194,6 +194,8 @@ pub struct Declarations {
     pub weights: Vec<WeightSpec>,
     /// Key/value pages, by [`StateId`].
     pub kv: Vec<KvSpec>,
+    /// Recurrent slots, by [`SlotId`].
+    pub slots: Vec<SlotSpec>,
 }
 
 impl Declarations {
@@ -266,6 +268,12 @@ impl Declarations {
         self.kv.push(spec);
         StateId(self.kv.len() as u32 - 1)
     }
+
+    /// A layer's recurrent slot.
+    pub fn slot(&mut self, name: impl Into<String>, elements: usize) -> SlotId {
+        self.slots.push(SlotSpec { name: name.into(), elements });
+        SlotId(self.slots.len() as u32 - 1)
+    }
 }
 
 impl Declared for Declarations {
@@ -278,6 +286,9 @@ impl Declared for Declarations {
     }
     fn kv(&self, id: StateId) -> KvSpec {
         self.kv[id.0 as usize]
+    }
+    fn slot(&self, id: SlotId) -> usize {
+        self.slots[id.0 as usize].elements
     }
     fn weight_name(&self, id: WeightId) -> &str {
         &self.weights[id.0 as usize].name

@@ -84,3 +84,10 @@ pub(super) enum Registers {
     /// 32 registers of a panel row.
     ThirtyTwo,
 }
+
+impl Registers {
+    /// Equality, for constants.
+    pub(super) const fn are(self, other: Registers) -> bool {
+        self as u8 == other as u8
+    }
+}

@@ -204,7 +204,7 @@ pub(super) fn silu_mul<S: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
 #[inline(always)]
 pub(super) fn gelu_tanh_mul<S: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
     // 0.5 (1 + tanh(u)) is the logistic function of 2u, which has no cancellation.
-    const TWICE_ROOT: f32 = 1.595_769_1;
+    const TWICE_ROOT: f32 = 1.595_769_2;
     zip(gate, up, out, |g, u| {
         let inner = TWICE_ROOT * fma::<S>(0.044715 * g * g, g, g);
         g / (1.0 + exp::<S>(-inner)) * u

@@ -1,0 +1,288 @@
+//! Recurrent state of a sequence: its layers' slots and its row of logits, all that a step replaces as a whole.
+//!
+//! A sequence has two states. A call reads the committed one and writes the spare one; success swaps them, failure leaves the
+//! committed one alone. A mark, a fork or a snapshot is one more holder of a committed state, which nobody writes while
+//! it is shared. So all of them are exact and cost nothing until the next call needs a new spare.
+#![allow(unsafe_code)] // states are handed to operations as raw pointers; see `SequenceState::pointers`
+
+use crate::backend::cpu::arena::Buffer;
+use crate::error::{Error, Kind, Result};
+use crate::ops::{SlotSpec, StatePointers};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Where each slot and the row of logits lie in a state, in floats.
+#[derive(Clone, Debug)]
+pub struct StateLayout {
+    slots: Arc<[Range<usize>]>,
+    logits: Range<usize>,
+}
+
+/// Slots start on a cache line.
+const ALIGN: usize = 16;
+
+impl StateLayout {
+    /// Places slots and a row of `vocab` logits.
+    pub fn new(slots: &[SlotSpec], vocab: usize) -> Result<StateLayout> {
+        let too_large = |name: &str, n: usize| Error::new(Kind::TooLarge, format!("{name}: {n} floats of recurrent state for each sequence")).named(name);
+        let mut end = 0usize;
+        let mut place = |name: &str, n: usize| {
+            let start = end;
+            end = start.checked_add(n).and_then(|e| e.checked_next_multiple_of(ALIGN)).filter(|e| *e < isize::MAX as usize / 8).ok_or_else(|| too_large(name, n))?;
+            Ok(start..start + n)
+        };
+        let slots = slots.iter().map(|s| place(&s.name, s.elements)).collect::<Result<_>>()?;
+        Ok(StateLayout { slots, logits: place("logits", vocab)? })
+    }
+
+    /// Where each slot lies.
+    pub fn slots(&self) -> &Arc<[Range<usize>]> {
+        &self.slots
+    }
+
+    /// Floats before the row of logits.
+    pub fn slot_floats(&self) -> usize {
+        self.logits.start
+    }
+
+    /// Floats in all.
+    fn floats(&self) -> usize {
+        self.logits.end
+    }
+}
+
+/// States of one model: their memory is used again.
+pub struct StatePool {
+    layout: StateLayout,
+    free: Mutex<Vec<Buffer>>,
+}
+
+impl StatePool {
+    /// No state yet.
+    pub fn new(layout: StateLayout) -> Arc<StatePool> {
+        Arc::new(StatePool { layout, free: Mutex::default() })
+    }
+
+    /// The layout.
+    pub fn layout(&self) -> &StateLayout {
+        &self.layout
+    }
+
+    /// The state before any token: zeros.
+    pub fn zero(self: &Arc<Self>) -> Result<Arc<State>> {
+        let memory = Buffer::new(self.layout.floats() * 4, "a recurrent state")?;
+        Ok(Arc::new(State { memory: Some(memory), pool: Arc::clone(self) }))
+    }
+
+    /// A state with anything in it.
+    fn take(self: &Arc<Self>) -> Result<Arc<State>> {
+        let used = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let memory = match used {
+            Some(memory) => memory,
+            None => Buffer::new(self.layout.floats() * 4, "a recurrent state")?,
+        };
+        Ok(Arc::new(State { memory: Some(memory), pool: Arc::clone(self) }))
+    }
+}
+
+/// The slots and logits after some token; its memory goes back to the pool with its last holder.
+pub struct State {
+    /// There until it is dropped.
+    memory: Option<Buffer>,
+    pool: Arc<StatePool>,
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
+            // Without room for one more, the memory goes back to the system instead.
+            if free.len() < KEPT && free.try_reserve(1).is_ok() {
+                free.push(memory);
+            }
+        }
+    }
+}
+
+/// Unused states a pool keeps: enough for marks that come and go with each step.
+const KEPT: usize = 4;
+
+impl State {
+    /// All floats.
+    pub fn floats(&self) -> &[f32] {
+        &self.memory().as_slice_of::<f32>()[..self.pool.layout.floats()]
+    }
+
+    /// The row of logits.
+    pub fn logits(&self) -> &[f32] {
+        &self.floats()[self.pool.layout.logits.clone()]
+    }
+
+    fn memory(&self) -> &Buffer {
+        self.memory.as_ref().expect("memory is taken by drop alone")
+    }
+
+    fn first(&self) -> *mut f32 {
+        self.memory().as_ptr().cast()
+    }
+}
+
+/// The two states of a sequence.
+pub struct SequenceState {
+    pool: Arc<StatePool>,
+    zero: Arc<State>,
+    committed: Arc<State>,
+    /// Written by the next call; before that, it may still hold what `committed` was before the last one.
+    spare: Option<Arc<State>>,
+    /// Tokens that `spare` is the state after.
+    before: Option<usize>,
+}
+
+impl SequenceState {
+    /// The state before any token.
+    pub fn new(pool: &Arc<StatePool>, zero: &Arc<State>) -> SequenceState {
+        SequenceState { pool: Arc::clone(pool), zero: Arc::clone(zero), committed: Arc::clone(zero), spare: None, before: None }
+    }
+
+    /// Makes the spare state writable. On error nothing changed.
+    pub fn begin(&mut self) -> Result<()> {
+        if self.spare.as_mut().is_none_or(|s| Arc::get_mut(s).is_none()) {
+            self.spare = Some(self.pool.take()?);
+        }
+        self.before = None;
+        Ok(())
+    }
+
+    fn spare(&mut self) -> &mut State {
+        self.spare.as_mut().and_then(Arc::get_mut).expect("begin() made the spare state this sequence's own")
+    }
+
+    /// For a run: from the committed state, or further from what this call wrote before.
+    pub fn pointers(&mut self, further: bool) -> StatePointers {
+        let len = self.pool.layout.slot_floats();
+        let write = self.spare().first();
+        let read = if further { write } else { self.committed.first() };
+        StatePointers::new(read, write, len)
+    }
+
+    /// Where the call's row of logits goes.
+    pub fn next_logits(&mut self) -> &mut [f32] {
+        let range = self.pool.layout.logits.clone();
+        let memory = self.spare().memory.as_mut().expect("memory is taken by drop alone");
+        &mut memory.as_mut_slice_of::<f32>()[range]
+    }
+
+    /// What the call wrote becomes the state; `before` tokens were there when it began, if it can be undone.
+    pub fn commit(&mut self, before: Option<usize>) {
+        if let Some(spare) = &mut self.spare {
+            std::mem::swap(&mut self.committed, spare);
+            self.before = before;
+        }
+    }
+
+    /// The row of logits after the last token.
+    pub fn logits(&self) -> &[f32] {
+        self.committed.logits()
+    }
+
+    /// One more holder of the committed state.
+    pub fn share(&self) -> Arc<State> {
+        Arc::clone(&self.committed)
+    }
+
+    /// Takes up a state of the same model.
+    pub fn set(&mut self, state: &Arc<State>) {
+        let old = std::mem::replace(&mut self.committed, Arc::clone(state));
+        self.before = None;
+        if self.spare.is_none() {
+            self.spare = Some(old);
+        }
+    }
+
+    /// Back to before any token.
+    pub fn reset(&mut self) {
+        let zero = Arc::clone(&self.zero);
+        self.set(&zero);
+    }
+
+    /// Back to the state before the last call, if that was after `len` tokens and is still there.
+    pub fn undo(&mut self, len: usize) -> bool {
+        match &mut self.spare {
+            Some(spare) if self.before == Some(len) => {
+                std::mem::swap(&mut self.committed, spare);
+                self.before = None;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> SequenceState {
+        let slots = [3, 20].map(|elements| SlotSpec { name: "s".into(), elements });
+        let pool = StatePool::new(StateLayout::new(&slots, 5).unwrap());
+        let zero = pool.zero().unwrap();
+        SequenceState::new(&pool, &zero)
+    }
+
+    fn step(s: &mut SequenceState, value: f32, before: usize) {
+        s.begin().unwrap();
+        s.next_logits().fill(value);
+        s.commit(Some(before));
+    }
+
+    #[test]
+    fn slots_and_logits_do_not_overlap() {
+        let s = state();
+        let layout = s.pool.layout();
+        assert_eq!(&layout.slots()[..], [0..3, 16..36]);
+        assert_eq!((layout.slot_floats(), layout.floats()), (48, 53));
+        let huge = SlotSpec { name: "x".into(), elements: usize::MAX / 2 };
+        assert_eq!(StateLayout::new(&[huge], 1).unwrap_err().kind(), Kind::TooLarge);
+    }
+
+    #[test]
+    fn a_shared_state_is_never_written() {
+        let mut s = state();
+        step(&mut s, 1.0, 0);
+        let mark = s.share();
+        for i in 2..9 {
+            step(&mut s, i as f32, i - 1);
+        }
+        assert_eq!((mark.logits()[0], s.logits()[0]), (1.0, 8.0));
+        s.set(&mark);
+        assert_eq!(s.logits()[0], 1.0);
+        s.reset();
+        step(&mut s, 4.0, 0);
+        assert_eq!((mark.logits()[0], s.logits()[0], s.zero.logits()[0]), (1.0, 4.0, 0.0));
+    }
+
+    #[test]
+    fn the_last_call_can_be_undone_once_and_a_begun_one_not() {
+        let mut s = state();
+        step(&mut s, 1.0, 0);
+        step(&mut s, 2.0, 7);
+        assert!(!s.undo(6) && s.undo(7) && !s.undo(7));
+        assert_eq!(s.logits()[0], 1.0);
+        step(&mut s, 3.0, 7);
+        s.begin().unwrap();
+        assert!(!s.undo(7));
+        assert_eq!(s.logits()[0], 3.0);
+    }
+
+    #[test]
+    fn steady_steps_take_no_new_memory() {
+        let mut s = state();
+        step(&mut s, 1.0, 0);
+        step(&mut s, 2.0, 1);
+        let known = [s.committed.first(), s.spare.as_ref().unwrap().first()];
+        for i in 3..6 {
+            step(&mut s, i as f32, i - 1);
+            assert!(known.contains(&s.committed.first()));
+        }
+    }
+}

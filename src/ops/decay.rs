@@ -1,0 +1,98 @@
+//! The forget gate of gated delta rules: how much of a state survives a position.
+#![allow(unsafe_code)] // pieces of outputs, disjoint by `Turn::each`
+
+use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, WeightId};
+use crate::error::Result;
+use crate::{ensure, op_common};
+
+/// `y = exp(-exp(a_log) * softplus(x + bias))`, or with a floor `y = exp(floor * sigmoid(exp(a_log) * (x + bias)))`.
+/// Each head has one `a_log`; it has one gate (Gated DeltaNet) or one for each key channel (Kimi Delta Attention).
+#[derive(Clone, Debug)]
+pub struct Decay {
+    /// `[rows, heads * gates]`.
+    pub x: Value,
+    /// `[heads]`.
+    pub a_log: WeightId,
+    /// `[heads * gates]`.
+    pub bias: WeightId,
+    /// Lowest logarithm of the result, less than 0.
+    pub floor: Option<f32>,
+    /// `[rows, heads * gates]`, 0 to 1.
+    pub y: Value,
+}
+
+/// Gates of a chunk: two exponentials and a logarithm each.
+const COLUMNS: usize = 128;
+
+/// `ln(1 + e^x)`.
+pub(super) fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+impl Decay {
+    /// Columns `start ..` of one row.
+    fn piece(&self, frame: &Frame<'_>, row: usize, start: usize, y: &mut [f32]) {
+        let (a_log, bias) = (frame.weight(self.a_log).vector(), frame.weight(self.bias).vector());
+        let gates = bias.len() / a_log.len();
+        let x = &frame.row(self.x, row)[start..];
+        let mut rate = a_log[start / gates].exp();
+        for (i, y) in y.iter_mut().enumerate() {
+            if (start + i).is_multiple_of(gates) {
+                rate = a_log[(start + i) / gates].exp();
+            }
+            let x = x[i] + bias[start + i];
+            *y = match self.floor {
+                None => (-rate * softplus(x)).exp(),
+                Some(floor) => (floor / (1.0 + (-rate * x).exp())).exp(),
+            };
+        }
+    }
+}
+
+impl Op for Decay {
+    op_common!("decay");
+
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        vec![(Port::In, &mut self.x), (Port::Out, &mut self.y)]
+    }
+
+    fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
+        let (x, heads, gates) = (shapes.value(self.x), shapes.weight(self.a_log).1, shapes.weight(self.bias).1);
+        ensure!(x.width == gates && heads > 0 && gates.is_multiple_of(heads), Internal, "decay: {x:?} with {heads} rates and {gates} biases");
+        Ok(vec![Shape::f32(x.rows, x.width)])
+    }
+
+    fn solo(&self, frame: &Frame<'_>) -> bool {
+        frame.rows(self.y) * frame.slot(self.y).width.div_ceil(COLUMNS) <= 1
+    }
+
+    fn scalar(&self, frame: &Frame<'_>) {
+        let y = frame.output(self.y);
+        let (a_log, bias) = (frame.weight(self.a_log).vector(), frame.weight(self.bias).vector());
+        let gates = bias.len() / a_log.len();
+        for row in 0..y.rows() {
+            let x = frame.row(self.x, row);
+            // SAFETY: alone.
+            for (i, y) in unsafe { y.row(row) }.iter_mut().enumerate() {
+                let x = f64::from(x[i]) + f64::from(bias[i]);
+                let rate = f64::from(a_log[i / gates]).exp();
+                *y = match self.floor {
+                    None => (-rate * (x.max(0.0) + (-x.abs()).exp().ln_1p())).exp(),
+                    Some(floor) => (f64::from(floor) / (1.0 + (-rate * x).exp())).exp(),
+                } as f32;
+            }
+        }
+    }
+
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
+        let y = frame.output(self.y);
+        let pieces = y.width().div_ceil(COLUMNS);
+        turn.each(y.rows() * pieces, 1, |range| {
+            for item in range {
+                let (row, start) = (item / pieces, item % pieces * COLUMNS);
+                // SAFETY: `each` gives an item, and so a piece, to one worker.
+                self.piece(frame, row, start, unsafe { y.piece(row, start..(start + COLUMNS).min(y.width())) });
+            }
+        });
+    }
+}

@@ -1,0 +1,58 @@
+//! Columns of several values side by side.
+#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
+
+use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, row_grain};
+use crate::error::Result;
+use crate::{ensure, op_common};
+
+/// `y[r] = [parts[0][r], parts[1][r], ...]`.
+#[derive(Clone, Debug)]
+pub struct Join {
+    /// Each `[rows, its width]`.
+    pub parts: Vec<Value>,
+    /// `[rows, sum of the widths]`.
+    pub y: Value,
+}
+
+impl Join {
+    fn row(&self, frame: &Frame<'_>, row: usize, mut y: &mut [f32]) {
+        for &part in &self.parts {
+            let x = frame.row(part, row);
+            let (here, rest) = y.split_at_mut(x.len());
+            here.copy_from_slice(x);
+            y = rest;
+        }
+    }
+}
+
+impl Op for Join {
+    op_common!("join");
+
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        self.parts.iter_mut().map(|p| (Port::In, p)).chain([(Port::Out, &mut self.y)]).collect()
+    }
+
+    fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
+        let parts: Vec<Shape> = self.parts.iter().map(|p| shapes.value(*p)).collect();
+        ensure!(parts.first().is_some_and(|f| parts.iter().all(|p| p.rows == f.rows)), Internal, "join: {parts:?} differ in rows");
+        Ok(vec![Shape::f32(parts[0].rows, parts.iter().map(|p| p.width).sum())])
+    }
+
+    fn solo(&self, frame: &Frame<'_>) -> bool {
+        frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
+    }
+
+    fn scalar(&self, frame: &Frame<'_>) {
+        let y = frame.output(self.y);
+        for row in 0..y.rows() {
+            // SAFETY: alone.
+            self.row(frame, row, unsafe { y.row(row) });
+        }
+    }
+
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
+        let y = frame.output(self.y);
+        // SAFETY: `each_row` gives a row to one worker.
+        turn.each_row(y.rows(), y.width(), |row| self.row(frame, row, unsafe { y.row(row) }));
+    }
+}

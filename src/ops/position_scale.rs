@@ -1,0 +1,61 @@
+//! A factor that grows with the position, for queries past the trained length (Llama 4, 2025).
+#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
+
+use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, row_grain};
+use crate::error::Result;
+use crate::{ensure, op_common};
+
+/// `y = x * (1 + beta ln(1 + floor(position / original)))`.
+#[derive(Clone, Debug)]
+pub struct PositionScale {
+    /// `[rows, width]`.
+    pub x: Value,
+    /// Strength.
+    pub beta: f32,
+    /// Trained length.
+    pub original: usize,
+    /// `[rows, width]`.
+    pub y: Value,
+}
+
+impl PositionScale {
+    fn row(&self, frame: &Frame<'_>, row: usize, y: &mut [f32]) {
+        let turns = frame.batch.positions[row] as usize / self.original;
+        let factor = (1.0 + f64::from(self.beta) * (1.0 + turns as f64).ln()) as f32;
+        for (y, x) in y.iter_mut().zip(frame.row(self.x, row)) {
+            *y = x * factor;
+        }
+    }
+}
+
+impl Op for PositionScale {
+    op_common!("position_scale");
+
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        vec![(Port::In, &mut self.x), (Port::Out, &mut self.y)]
+    }
+
+    fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
+        let x = shapes.value(self.x);
+        ensure!(self.original > 0 && x.rows == super::Rows::All, Internal, "position_scale: {x:?}, original length {}", self.original);
+        Ok(vec![Shape::f32(x.rows, x.width)])
+    }
+
+    fn solo(&self, frame: &Frame<'_>) -> bool {
+        frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
+    }
+
+    fn scalar(&self, frame: &Frame<'_>) {
+        let y = frame.output(self.y);
+        for row in 0..y.rows() {
+            // SAFETY: alone.
+            self.row(frame, row, unsafe { y.row(row) });
+        }
+    }
+
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
+        let y = frame.output(self.y);
+        // SAFETY: `each_row` gives a row to one worker.
+        turn.each_row(y.rows(), y.width(), |row| self.row(frame, row, unsafe { y.row(row) }));
+    }
+}

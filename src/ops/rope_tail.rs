@@ -1,0 +1,80 @@
+//! Rotary embedding of the last elements of each head, as latent attention lays heads out: `[unrotated | rotated]`.
+#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
+
+use super::{Frame, Op, Port, RopeStyle, Shape, Shapes, Turn, Value, row_grain};
+use crate::error::Result;
+use crate::{ensure, op_common};
+
+/// Turns the last `rotary_dim` elements of each head; those before pass.
+#[derive(Clone, Debug)]
+pub struct RopeTail {
+    /// `[rows, heads * head_dim]`.
+    pub x: Value,
+    /// `[rows, rotary_dim]` from [`super::RopeTable`].
+    pub table: Value,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Which elements turn together.
+    pub style: RopeStyle,
+    /// Turns back: by the negative angle.
+    pub inverse: bool,
+    /// `[rows, heads * head_dim]`.
+    pub y: Value,
+}
+
+/// Turns one head's rotary elements in place.
+pub(super) fn turn_tail(x: &mut [f32], cos: &[f32], sin: &[f32], style: RopeStyle, inverse: bool) {
+    let half = cos.len();
+    for i in 0..half {
+        let (a, b) = match style {
+            RopeStyle::Halves => (i, i + half),
+            RopeStyle::Pairs => (2 * i, 2 * i + 1),
+        };
+        let s = if inverse { -sin[i] } else { sin[i] };
+        (x[a], x[b]) = (x[a] * cos[i] - x[b] * s, x[b] * cos[i] + x[a] * s);
+    }
+}
+
+impl RopeTail {
+    fn row(&self, frame: &Frame<'_>, row: usize, y: &mut [f32]) {
+        let table = frame.row(self.table, row);
+        let (cos, sin) = table.split_at(table.len() / 2);
+        y.copy_from_slice(frame.row(self.x, row));
+        for head in y.chunks_mut(self.head_dim) {
+            turn_tail(&mut head[self.head_dim - table.len()..], cos, sin, self.style, self.inverse);
+        }
+    }
+}
+
+impl Op for RopeTail {
+    op_common!("rope_tail");
+
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        vec![(Port::In, &mut self.x), (Port::In, &mut self.table), (Port::Out, &mut self.y)]
+    }
+
+    fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
+        let (x, table) = (shapes.value(self.x), shapes.value(self.table));
+        ensure!(x.width.is_multiple_of(self.head_dim), Internal, "rope_tail: rows of {} do not split into heads of {}", x.width, self.head_dim);
+        ensure!(table.width <= self.head_dim && table.width.is_multiple_of(2), Unsupported, "rope_tail: {} rotary elements in heads of {}", table.width, self.head_dim);
+        Ok(vec![Shape::f32(x.rows, x.width)])
+    }
+
+    fn solo(&self, frame: &Frame<'_>) -> bool {
+        frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
+    }
+
+    fn scalar(&self, frame: &Frame<'_>) {
+        let y = frame.output(self.y);
+        for row in 0..y.rows() {
+            // SAFETY: alone.
+            self.row(frame, row, unsafe { y.row(row) });
+        }
+    }
+
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
+        let y = frame.output(self.y);
+        // SAFETY: `each_row` gives a row to one worker.
+        turn.each_row(y.rows(), y.width(), |row| self.row(frame, row, unsafe { y.row(row) }));
+    }
+}
