@@ -90,6 +90,7 @@ fn common(c: &Config<'_>, layers: usize) -> Result<Common> {
         act,
         tied: c.bool_or("tie_word_embeddings", false)?,
         root: "backbone",
+        head: "lm_head",
     })
 }
 
