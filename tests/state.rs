@@ -189,7 +189,13 @@ fn walks_agree_with_fresh_runs() {
                 }
                 10 => {
                     if kept.len() < 4 {
-                        kept.push((w.sequence.snapshot().unwrap(), w.tokens.clone()));
+                        let snapshot = w.sequence.snapshot().unwrap();
+                        // Half of them go through bytes.
+                        let snapshot = match kept.len() % 2 {
+                            0 => snapshot,
+                            _ => Snapshot::from_bytes(&engine, &snapshot.to_bytes().unwrap()).unwrap(),
+                        };
+                        kept.push((snapshot, w.tokens.clone()));
                     } else {
                         let (snapshot, held) = kept.remove(random.below(kept.len()));
                         w.sequence.restore(&snapshot).unwrap();
@@ -264,6 +270,34 @@ fn marks_of_other_sequences_and_models_are_refused() {
     let mut small = Sequence::new(&engine, &SequenceOptions { context: 2 }).unwrap();
     assert_eq!(small.restore(&snapshot).unwrap_err().kind(), Kind::ContextFull);
     assert!(small.is_empty());
+}
+
+#[test]
+fn broken_snapshots_are_errors() {
+    for (name, config) in models() {
+        let engine = load(&format!("{name}-bytes"), &config);
+        let mut sequence = empty(&engine);
+        sequence.prefill(&tokens(&mut Random(3), 40)).unwrap();
+        let bytes = sequence.snapshot().unwrap().to_bytes().unwrap();
+        let kind = |bytes: &[u8]| Snapshot::from_bytes(&engine, bytes).err().map(|e| e.kind());
+        assert_eq!(kind(&bytes), None);
+        for at in [0, 9, 17, 40, bytes.len() / 2, bytes.len() - 9, bytes.len() - 1] {
+            let mut broken = bytes.clone();
+            broken[at] ^= 4;
+            assert_eq!(kind(&broken), Some(Kind::CorruptFile), "{name}: byte {at}");
+        }
+        for len in [0, 7, 8, 16, 100, bytes.len() - 1] {
+            assert_eq!(kind(&bytes[..len]), Some(Kind::CorruptFile), "{name}: {len} bytes");
+        }
+        assert_eq!(kind(&[&bytes[..], &[0; 8]].concat()), Some(Kind::CorruptFile));
+        // The same shapes with other weights are another model.
+        let folder = Scratch::new(&format!("state-{name}-other"));
+        folder.file("config.json", config.to_string());
+        let synthetic = Some(Synthetic { dtype: DType::BF16, seed: 8 });
+        let options = LoadOptions { compute: Some(Compute::Fast), threads: 1, synthetic, ..LoadOptions::default() };
+        let other = engine::load(folder.path(), &options, None).unwrap();
+        assert_eq!(Snapshot::from_bytes(&other, &bytes).err().map(|e| e.kind()), Some(Kind::Mismatch), "{name}");
+    }
 }
 
 #[test]
