@@ -115,6 +115,7 @@ impl Common {
             dims: Dims { vocab: self.vocab, hidden: self.hidden, layers: self.layers, context: self.context },
             head: Head::new(d, &format!("{}.embed_tokens.weight", self.root), self.head, self.vocab, self.hidden, self.tied),
             embed_factor: 1.0,
+            entry: None,
             ropes,
             layers,
             norm: RmsNorm::new(d, &format!("{}.norm", self.root), self.hidden, self.eps, norm_add),

@@ -40,6 +40,7 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
         dims: Dims { vocab: common.vocab, hidden: common.hidden, layers: common.layers, context: common.context },
         head: Head::new(d, "model.embed_tokens.weight", "lm_head", common.vocab, common.hidden, common.tied),
         embed_factor: 1.0,
+        entry: None,
         ropes,
         layers,
         norm: RmsNorm::new(d, "model.embedding_norm", common.hidden, common.eps, 0.0),

@@ -1,6 +1,7 @@
 //! The factory table: which model type is built by which file. The model type is matched here and nowhere else.
 
 mod deepseek_v3;
+mod deepseek_v4;
 mod dense;
 mod facts;
 mod gemma3;
@@ -10,6 +11,7 @@ mod kimi_linear;
 mod laguna;
 mod lfm2;
 mod longcat_flash;
+mod longcat_flash_ngram;
 mod minimax_m2;
 mod mistral4;
 mod mixtral;
@@ -65,6 +67,8 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["mistral4"], build: mistral4::build },
     Family { names: &["mistral3"], build: mistral4::wrapped },
     Family { names: &["longcat_flash"], build: longcat_flash::build },
+    Family { names: &["longcat_flash_ngram"], build: longcat_flash_ngram::build },
+    Family { names: &["deepseek_v4"], build: deepseek_v4::build },
 ];
 
 /// The family of a config, and its normalised model type.

@@ -55,6 +55,7 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
         dims: Dims { vocab: common.vocab, hidden: common.hidden, layers: common.layers, context: common.context },
         head: Head::new(d, &format!("{}.embeddings.weight", common.root), common.head, common.vocab, common.hidden, common.tied),
         embed_factor: 1.0,
+        entry: None,
         ropes: Ropes::default(),
         layers,
         norm: RmsNorm::new(d, &format!("{}.norm_f", common.root), common.hidden, common.eps, 0.0),

@@ -2,10 +2,12 @@
 
 mod attention;
 mod block;
+mod compressed;
 mod config;
 mod conv;
 mod delta_net;
 mod experts;
+mod hyper;
 mod kda;
 mod linear;
 mod mamba2;
@@ -18,10 +20,12 @@ mod short_conv;
 
 pub use attention::{Attention, AttentionDims, AttentionNames, HeadGating, QkNorm};
 pub use block::{Block, FeedForward, Mixer, OnePart, Part};
+pub use compressed::{Compressed, CompressedDims, Compressor};
 pub use config::Config;
 pub use conv::CausalConv;
 pub use delta_net::{DeltaNet, DeltaNetDims, DeltaNetTensors};
 pub use experts::{ExpertDims, Experts, Stacking};
+pub use hyper::{HyperHead, HyperSite, Streams};
 pub use kda::{Kda, KdaDims};
 pub use linear::Linear;
 pub use mamba2::{Mamba2, Mamba2Dims};

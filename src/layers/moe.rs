@@ -2,7 +2,7 @@
 
 use super::{Experts, FeedForward, GatedMlp, Linear, RmsNorm};
 use crate::circuit::Tape;
-use crate::ops::{Combine, Groups, Route, Scoring, Softcap, Value, WeightId};
+use crate::ops::{Combine, Groups, HashRoute, Route, Scoring, Softcap, Value, WeightId};
 
 /// How rows find their experts.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct Router {
     pub scoring: Scoring,
     /// `[choices]`, added to scores for the choice only.
     pub correction: Option<WeightId>,
+    /// `[vocabulary, top_k]`: the experts of each token, where they are not chosen by scores.
+    pub table: Option<WeightId>,
     /// Where the choice is limited to groups.
     pub groups: Option<Groups>,
     /// Experts a row meets.
@@ -28,7 +30,7 @@ pub struct Router {
 impl Router {
     /// Softmax over all experts, weights made to sum to one.
     pub fn softmax(logits: Linear, top_k: usize) -> Router {
-        Router { logits, softcap: None, scoring: Scoring::Softmax, correction: None, groups: None, top_k, normalize: true, scale: 1.0 }
+        Router { logits, softcap: None, scoring: Scoring::Softmax, correction: None, table: None, groups: None, top_k, normalize: true, scale: 1.0 }
     }
 
     /// Sigmoid scores with a correction of the choice, weights made to sum to one.
@@ -41,6 +43,9 @@ impl Router {
         let mut logits = self.logits.record(t, x);
         if let Some(cap) = self.softcap {
             logits = t.op(Softcap { x: logits, cap, y: Value::NONE });
+        }
+        if let Some(table) = self.table {
+            return t.op(HashRoute { logits, table, normalize: self.normalize, scale: self.scale, y: Value::NONE });
         }
         t.op(Route {
             logits,

@@ -188,6 +188,17 @@ impl Ropes {
         self.tables.len() - 1
     }
 
+    /// Tables there are.
+    pub fn count(&self) -> usize {
+        self.tables.len()
+    }
+
+    /// Frequencies and factor of a table, for operations that turn at other positions than a row's.
+    pub fn parameters(&self, index: usize) -> (WeightId, f32) {
+        let (parameters, frequencies) = &self.tables[index];
+        (*frequencies, parameters.factor)
+    }
+
     /// Records every table, for layers to index.
     pub fn record(&self, t: &mut Tape<'_>) -> Vec<Value> {
         self.tables.iter().map(|(p, frequencies)| t.op(RopeTable { frequencies: *frequencies, factor: p.factor, y: Value::NONE })).collect()

@@ -28,6 +28,12 @@ impl Head {
     }
 }
 
+/// What embeddings pass before the first layer.
+pub trait Entry: Send + Sync {
+    /// Records it; `x` are the embeddings.
+    fn record(&self, t: &mut Tape<'_>, x: Value) -> Value;
+}
+
 /// The model.
 pub struct Decoder {
     /// Vocabulary, width, layers, context.
@@ -36,6 +42,8 @@ pub struct Decoder {
     pub head: Head,
     /// Factor on embeddings.
     pub embed_factor: f32,
+    /// What embeddings pass before the first layer, if anything.
+    pub entry: Option<Box<dyn Entry>>,
     /// Rotary tables.
     pub ropes: Ropes,
     /// Layers in order.
@@ -55,6 +63,9 @@ impl Model for Decoder {
 
     fn record(&self, t: &mut Tape<'_>) -> Value {
         let mut x = t.op(Embed { table: self.head.embedding, factor: self.embed_factor, y: Value::NONE });
+        if let Some(entry) = &self.entry {
+            x = entry.record(t, x);
+        }
         t.name(x, "embedding");
         let ropes = self.ropes.record(t);
         for (index, layer) in self.layers.iter().enumerate() {

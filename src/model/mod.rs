@@ -1,8 +1,10 @@
 //! Models: what a family builds from a config, small enough to hold in the head: record, state needs, facts.
 
 mod decoder;
+mod streams;
 
-pub use decoder::{Decoder, Head};
+pub use decoder::{Decoder, Entry, Head};
+pub use streams::{Carry, StreamDecoder, StreamEnd, StreamLayer};
 
 use crate::circuit::Tape;
 use crate::error::Result;

@@ -18,14 +18,19 @@ mod embed;
 mod expand_heads;
 mod frame;
 mod head_linear;
+mod hyper;
+mod index;
 mod join;
 mod lanes;
 mod expert_linear;
+mod hash_route;
 mod head_gate;
 mod last_rows;
 mod linear;
+mod ngram;
 mod mamba2;
 mod norm;
+mod pool_groups;
 mod position_scale;
 mod quantize;
 mod regroup;
@@ -37,6 +42,7 @@ mod shared_attention;
 mod route;
 mod scratch;
 mod softcap;
+mod tokens;
 
 use crate::backend::cpu::pool::Worker;
 use crate::error::Result;
@@ -58,12 +64,17 @@ pub use frame::{
 };
 pub use expand_heads::ExpandHeads;
 pub use head_linear::HeadLinear;
+pub use hyper::{HyperCollapse, HyperExpand, HyperMix};
+pub use index::{IndexBlocks, IndexSelect, Indexer};
 pub use join::Join;
+pub use hash_route::HashRoute;
 pub use head_gate::HeadGate;
 pub use last_rows::LastRows;
 pub use linear::Linear;
+pub use ngram::{NgramRows, NgramTable};
 pub use mamba2::Mamba2;
 pub use norm::{Norm, NormKind};
+pub use pool_groups::{GroupRopeTable, PoolGroups};
 pub use position_scale::PositionScale;
 pub use quantize::Quantize;
 pub use regroup::{Piece, Regroup};
@@ -74,6 +85,7 @@ pub use route::{Groups, Route, Scoring};
 pub use scale::Scale;
 pub use shared_attention::{Pooled, SharedAttention};
 pub use softcap::Softcap;
+pub use tokens::{Lookup, TokenIds};
 
 /// A tensor of the circuit, by number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

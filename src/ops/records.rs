@@ -77,7 +77,7 @@ impl Records {
     }
 }
 
-/// Appends one record for each row of the batch (`every` is 1).
+/// Appends one record for each row of the batch that completes a group (every row, where `every` is 1).
 #[derive(Clone, Debug)]
 pub struct RecordWrite {
     /// `[rows, width]`.
@@ -91,8 +91,11 @@ impl RecordWrite {
         for (index, segment) in frame.batch.segments.iter().enumerate() {
             let pages = frame.pages(index, self.records.state);
             for row in range.start.max(segment.rows.start)..range.end.min(segment.rows.end) {
-                // SAFETY: a position's record belongs to its row, and a row to one worker.
-                unsafe { self.records.write(&pages, frame.batch.positions[row] as usize, frame.row(self.x, row)) };
+                let end = frame.batch.positions[row] as usize + 1;
+                if end.is_multiple_of(self.records.every) {
+                    // SAFETY: a group's record belongs to the row that completes it, and a row to one worker.
+                    unsafe { self.records.write(&pages, end / self.records.every - 1, frame.row(self.x, row)) };
+                }
             }
         }
     }
@@ -111,7 +114,7 @@ impl Op for RecordWrite {
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let x = shapes.value(self.x);
-        ensure!(x.width == self.records.width && self.records.every == 1, Internal, "record_write: {x:?} into {:?}", self.records);
+        ensure!(x.width == self.records.width && self.records.every > 0, Internal, "record_write: {x:?} into {:?}", self.records);
         self.records.check(shapes)?;
         Ok(Vec::new())
     }

@@ -186,7 +186,7 @@ impl Op for SharedAttention {
         turn.worker.each(turn.counter, rows * blocks, 1, |range| {
             for item in range {
                 let (row, block) = (item / blocks, item % blocks);
-                let segment = frame.batch.segments.partition_point(|s| s.rows.end <= row);
+                let segment = frame.segment_of(row);
                 let heads = block * HEADS..((block + 1) * HEADS).min(self.heads);
                 scratch::with(|s| self.heads(frame, segment, row, heads, scratch::sized(&mut s.a, self.records.width)));
             }

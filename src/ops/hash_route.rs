@@ -1,0 +1,71 @@
+//! Routing by token: a table names the experts of each token, the router's scores only weigh them (DeepSeek-V4's first layers).
+#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
+
+use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, WeightId, row_grain};
+use crate::error::Result;
+use crate::{ensure, op_common};
+
+/// `ids = table[token]`, `weights = scale * score[id] (/ their sum)`, `score = sqrt(softplus(logit))`; laid out as [`super::Route`]'s.
+#[derive(Clone, Debug)]
+pub struct HashRoute {
+    /// `[rows, experts]`.
+    pub logits: Value,
+    /// `[vocabulary, top_k]`, whole numbers.
+    pub table: WeightId,
+    /// Whether the weights are divided by their sum.
+    pub normalize: bool,
+    /// Factor on all weights.
+    pub scale: f32,
+    /// `[rows, 2 * top_k]`.
+    pub y: Value,
+}
+
+impl HashRoute {
+    fn row(&self, frame: &Frame<'_>, row: usize, y: &mut [f32]) {
+        let logits = frame.row(self.logits, row);
+        let top_k = y.len() / 2;
+        let (ids, weights) = y.split_at_mut(top_k);
+        frame.weight(self.table).decode_row(frame.batch.tokens[row] as usize, ids);
+        for (id, weight) in ids.iter_mut().zip(&mut *weights) {
+            // A table is a file's word: whatever it says, an expert is found.
+            let expert = (*id as usize).min(logits.len() - 1);
+            *id = expert as f32;
+            let x = f64::from(logits[expert]);
+            *weight = (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt() as f32;
+        }
+        let total = if self.normalize { weights.iter().sum::<f32>() + 1e-20 } else { 1.0 };
+        weights.iter_mut().for_each(|w| *w = *w / total * self.scale);
+    }
+}
+
+impl Op for HashRoute {
+    op_common!("hash_route");
+
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        vec![(Port::In, &mut self.logits), (Port::Out, &mut self.y)]
+    }
+
+    fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
+        let (logits, (_, top_k)) = (shapes.value(self.logits), shapes.weight(self.table));
+        ensure!(top_k > 0 && logits.width > 0 && logits.rows == super::Rows::All, Internal, "hash_route: {logits:?}, {top_k} experts a token");
+        Ok(vec![Shape::f32(logits.rows, 2 * top_k)])
+    }
+
+    fn solo(&self, frame: &Frame<'_>) -> bool {
+        frame.rows(self.y) <= row_grain(frame.slot(self.y).width * 8)
+    }
+
+    fn scalar(&self, frame: &Frame<'_>) {
+        let y = frame.output(self.y);
+        for row in 0..y.rows() {
+            // SAFETY: alone.
+            self.row(frame, row, unsafe { y.row(row) });
+        }
+    }
+
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
+        let y = frame.output(self.y);
+        // SAFETY: `each_row` gives a row to one worker.
+        turn.each_row(y.rows(), y.width() * 8, |row| self.row(frame, row, unsafe { y.row(row) }));
+    }
+}
