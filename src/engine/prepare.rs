@@ -43,7 +43,7 @@ impl Prepared {
         let config = Config::new(checkpoint.config())?;
         // Models that also see have their language model's numbers in an object of their own.
         let text = config.opt_object("text_config")?.unwrap_or(config);
-        let longest = text.usize_or("max_position_embeddings", 2048)?;
+        let longest = text.usize_or("max_position_embeddings", text.usize_or("model_max_length", 2048)?)?;
         let context = if options.context == 0 { longest.min(DEFAULT_CONTEXT) } else { options.context };
         ensure!(
             context <= longest,
