@@ -17,6 +17,7 @@ mod moe;
 mod norm;
 mod rope;
 mod short_conv;
+mod sparse_mla;
 
 pub use attention::{Attention, AttentionDims, AttentionNames, HeadGating, QkNorm};
 pub use block::{Block, FeedForward, Mixer, OnePart, Part};
@@ -35,3 +36,4 @@ pub use moe::{Latent, Moe, Router};
 pub use norm::RmsNorm;
 pub use rope::{RopeParameters, Ropes};
 pub use short_conv::ShortConv;
+pub use sparse_mla::{PooledIndexDims, SparseMla};
