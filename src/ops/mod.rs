@@ -15,6 +15,7 @@ mod conv;
 mod decay;
 mod delta_rule;
 mod embed;
+mod engram;
 mod expand_heads;
 mod frame;
 mod head_linear;
@@ -59,6 +60,7 @@ pub use conv::Conv;
 pub use decay::Decay;
 pub use delta_rule::DeltaRule;
 pub use embed::Embed;
+pub use engram::{EngramHash, EngramInject, EngramRows};
 pub use expert_linear::ExpertLinear;
 pub use frame::{
     Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, SlotSpec, SlotState, StatePointers, StoredRows, Weight,
