@@ -98,7 +98,7 @@ static bool render(const metrale_model *model, const bytes *chat, bytes *out) {
         status = metrale_chat_render(model, request.data, request.size, out->data, out->room, &out->size, &err);
     }
     free(request.data);
-    if (status == METRALE_UNSUPPORTED) fprintf(stderr, "chat: --raw continues a text without a chat template\n");
+    if (status < 0) fprintf(stderr, "chat: --raw continues a text without a chat template\n");
     return status == METRALE_OK ? true : failed(err);
 }
 

@@ -30,9 +30,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The shape of this header: the upper 16 bits change when old hosts stop working, the lower when something is added.
-#define METRALE_ABI_VERSION 65536
-
 // Precision of the mathematics: the library's default (`METRALE_COMPUTE` in the environment, else fast).
 #define METRALE_COMPUTE_DEFAULT 0
 
@@ -91,29 +88,8 @@
 // The text stream gives bytes as they are, without waiting for whole characters.
 #define METRALE_TEXT_RAW_BYTES 2
 
-// Elements in a quantised block.
-#define Q8_BLOCK 32
-
-// Alignment of every buffer: one cache line, one AVX-512 register.
-#define ALIGN 64
-
-// Output rows in a panel.
-#define LANES 16
-
-// Elements that share one stretch of codes and scales in the integer layouts.
-#define SUPER 64
-
-// Bytes of the per-row gains in front of an integer panel.
-#define GAINS (LANES * 4)
-
-// Positions in a page of the key/value cache.
-#define PAGE 32
-
-// Most rows and sequences of a batch.
-typedef struct Shape Shape;
-
-// A tensor of the circuit, by number.
-typedef struct Value Value;
+// The shape of this header: the upper 16 bits change when old hosts stop working, the lower when something is added.
+#define METRALE_ABI_VERSION 65536
 
 // An error object, made by a call that failed. Free it with `metrale_error_free`.
 typedef struct metrale_error metrale_error;
@@ -186,6 +162,34 @@ typedef struct {
 // A token id. Negative values are never ids.
 typedef int32_t metrale_token;
 
+// How to turn tokens into text. Zero is the default of every field.
+typedef struct {
+    // `sizeof(metrale_text_options)` as the host was compiled.
+    size_t struct_size;
+    // `METRALE_TEXT_*`, or-ed.
+    uint64_t flags;
+    // Stop strings, one after the other with a NUL byte between them: `"\nUser:\0###"`. Copied.
+    const uint8_t *stops;
+    // Bytes at `stops`; 0 for no stop string.
+    size_t stops_len;
+} metrale_text_options;
+
+// A piece of text, filled by `metrale_text_push` and `metrale_text_flush`. Set `struct_size` before the call.
+typedef struct {
+    // `sizeof(metrale_text_piece)` as the host was compiled.
+    size_t struct_size;
+    // The bytes, not terminated; UTF-8 unless `METRALE_TEXT_RAW_BYTES`. They belong to the stream.
+    const uint8_t *bytes;
+    // How many.
+    size_t len;
+    // The tokens that the bytes came from, counted from the stream's first push: this one ...
+    uint64_t first_token;
+    // ... up to, and without, this one. Both are 0 when there are no bytes.
+    uint64_t end_token;
+    // Index of the stop string that was reached, which is not part of the bytes; -1 for none.
+    int64_t stop;
+} metrale_text_piece;
+
 // One stage of a sampler. This struct never grows; fields that its stage does not use must be zero.
 typedef struct {
     // `METRALE_STAGE_*`.
@@ -228,34 +232,6 @@ typedef struct {
     // before any sampler stage; NaN without `METRALE_SEQ_LOGPROBS` or before the first step.
     float last_logprob;
 } metrale_sequence_info;
-
-// How to turn tokens into text. Zero is the default of every field.
-typedef struct {
-    // `sizeof(metrale_text_options)` as the host was compiled.
-    size_t struct_size;
-    // `METRALE_TEXT_*`, or-ed.
-    uint64_t flags;
-    // Stop strings, one after the other with a NUL byte between them: `"\nUser:\0###"`. Copied.
-    const uint8_t *stops;
-    // Bytes at `stops`; 0 for no stop string.
-    size_t stops_len;
-} metrale_text_options;
-
-// A piece of text, filled by `metrale_text_push` and `metrale_text_flush`. Set `struct_size` before the call.
-typedef struct {
-    // `sizeof(metrale_text_piece)` as the host was compiled.
-    size_t struct_size;
-    // The bytes, not terminated; UTF-8 unless `METRALE_TEXT_RAW_BYTES`. They belong to the stream.
-    const uint8_t *bytes;
-    // How many.
-    size_t len;
-    // The tokens that the bytes came from, counted from the stream's first push: this one ...
-    uint64_t first_token;
-    // ... up to, and without, this one. Both are 0 when there are no bytes.
-    uint64_t end_token;
-    // Index of the stop string that was reached, which is not part of the bytes; -1 for none.
-    int64_t stop;
-} metrale_text_piece;
 
 // Success.
 #define METRALE_OK 0
@@ -344,13 +320,27 @@ typedef struct {
 // A defect of this library; the message is worth a bug report.
 #define METRALE_INTERNAL -25
 
-
-
-
-
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+// The library's version, such as `"0.1.0"`. Static. Any thread.
+const char *metrale_version_string(void);
+
+// The library's version as `major << 16 | minor << 8 | patch`. Any thread.
+uint32_t metrale_version_number(void);
+
+// Whether a host compiled with this header can use this library: pass `METRALE_ABI_VERSION`. Worth calling first.
+// `METRALE_VERSION_MISMATCH` when it cannot. Any thread.
+metrale_status metrale_check_abi(uint32_t header_version, metrale_error **err);
+
+// How the library was built and what it found on this machine, as a JSON object: `version`, `abi`, `target`,
+// `profile`, `features`, `cpu` (instruction sets present). Static. Any thread.
+const char *metrale_build_info(void);
+
+// The name of a status constant, such as `"METRALE_BUSY"`; `"METRALE_UNKNOWN"` for a number that is none. Static.
+// Any thread.
+const char *metrale_status_name(metrale_status status);
 
 // The status of the call that made the error. NULL is `METRALE_OK`, a handle that is none
 // `METRALE_INVALID_HANDLE`. Any thread.
@@ -388,23 +378,27 @@ bool metrale_error_retry(const metrale_error *err);
 // Frees an error and ends the life of its strings. NULL and handles that are none are ignored. Any thread.
 void metrale_error_free(metrale_error *err);
 
-// The library's version, such as `"0.1.0"`. Static. Any thread.
-const char *metrale_version_string(void);
+// What a model file or folder holds, from its headers alone, as a JSON object: `format`, `model_type`, `parameters`,
+// `bytes`, `context`, `vocab`, `tensors` and more. The text, without a NUL, goes to `out` and its length to
+// `*out_len`; when `capacity` is too small, only `*out_len` is written and the status is `METRALE_MORE`. Any thread.
+//
+// Statuses: as for `metrale_load`.
+metrale_status metrale_model_probe(const char *path,
+                                   uint8_t *out,
+                                   size_t capacity,
+                                   size_t *out_len,
+                                   metrale_error **err);
 
-// The library's version as `major << 16 | minor << 8 | patch`. Any thread.
-uint32_t metrale_version_number(void);
-
-// Whether a host compiled with this header can use this library: pass `METRALE_ABI_VERSION`. Worth calling first.
-// `METRALE_VERSION_MISMATCH` when it cannot. Any thread.
-metrale_status metrale_check_abi(uint32_t header_version, metrale_error **err);
-
-// How the library was built and what it found on this machine, as a JSON object: `version`, `abi`, `target`,
-// `profile`, `features`, `cpu` (instruction sets present). Static. Any thread.
-const char *metrale_build_info(void);
-
-// The name of a status constant, such as `"METRALE_BUSY"`; `"METRALE_UNKNOWN"` for a number that is none. Static.
-// Any thread.
-const char *metrale_status_name(metrale_status status);
+// Bytes that loading this model with these options and making `sequences` sequences of its full context would take.
+// Reads headers, no weights. `options` may be NULL; its callback is not used. `out->struct_size` must be set. Any
+// thread.
+//
+// Statuses: as for `metrale_load`.
+metrale_status metrale_plan(const char *path,
+                            const metrale_load_options *options,
+                            size_t sequences,
+                            metrale_memory_plan *out,
+                            metrale_error **err);
 
 // Loads a model from a GGUF file or a folder with `config.json`. `path` is NUL-terminated, in the system's encoding;
 // `options` may be NULL. On success `*out` is a handle for `metrale_free`. Blocks until the model is ready; the
@@ -444,132 +438,6 @@ metrale_status metrale_model_meta(const metrale_model *model,
                                   size_t capacity,
                                   size_t *out_len,
                                   metrale_error **err);
-
-// What a model file or folder holds, from its headers alone, as a JSON object: `format`, `model_type`, `parameters`,
-// `bytes`, `context`, `vocab`, `tensors` and more. The text, without a NUL, goes to `out` and its length to
-// `*out_len`; when `capacity` is too small, only `*out_len` is written and the status is `METRALE_MORE`. Any thread.
-//
-// Statuses: as for `metrale_load`.
-metrale_status metrale_model_probe(const char *path,
-                                   uint8_t *out,
-                                   size_t capacity,
-                                   size_t *out_len,
-                                   metrale_error **err);
-
-// Bytes that loading this model with these options and making `sequences` sequences of its full context would take.
-// Reads headers, no weights. `options` may be NULL; its callback is not used. `out->struct_size` must be set. Any
-// thread.
-//
-// Statuses: as for `metrale_load`.
-metrale_status metrale_plan(const char *path,
-                            const metrale_load_options *options,
-                            size_t sequences,
-                            metrale_memory_plan *out,
-                            metrale_error **err);
-
-// The logits of the token that follows all tokens the sequence holds: `*out_len` floats at `*out_row`, one for each
-// id. The row belongs to the sequence and lives until the next call that changes or frees it, from whatever thread.
-// Safe beside other calls that take a const sequence.
-//
-// Statuses: `METRALE_INVALID_STATE` when the sequence holds no token, `METRALE_BUSY`.
-metrale_status metrale_seq_logits(const metrale_seq *seq, const float **out_row, size_t *out_len, metrale_error **err);
-
-// Natural logarithms of the probabilities of the token that follows all tokens the sequence holds, before any sampler
-// stage: those of the `count` given `tokens` go to `out`, and the `top_count` likeliest, likeliest first and ties by
-// id, to `top_tokens` and `top_out`. Either count may be 0, its pointers NULL. Safe beside other calls that take a
-// const sequence.
-//
-// Statuses: `METRALE_INVALID_TOKEN`, `METRALE_INVALID_ARGUMENT` (`top_count` above the vocabulary),
-// `METRALE_INVALID_STATE`, `METRALE_NUMERIC_FAULT`, `METRALE_BUSY`.
-metrale_status metrale_seq_logprobs(const metrale_seq *seq,
-                                    const metrale_token *tokens,
-                                    size_t count,
-                                    float *out,
-                                    size_t top_count,
-                                    metrale_token *top_tokens,
-                                    float *top_out,
-                                    metrale_error **err);
-
-// Makes a sampler of `count` stages, which run in the given order on every row of logits; then a token is drawn from
-// what is left, in proportion to its probability. No stage at all is greedy. Draws depend on `seed` alone: the same
-// seed gives the same tokens. The stages are copied. On success `*out` is a handle for `metrale_sampler_free`. Any
-// thread.
-//
-// Statuses: `METRALE_INVALID_ARGUMENT` or `METRALE_UNKNOWN_OPTION` with the index of the stage.
-metrale_status metrale_sampler_new(const metrale_sampler_stage *stages,
-                                   size_t count,
-                                   uint64_t seed,
-                                   metrale_sampler **out,
-                                   metrale_error **err);
-
-// Frees a sampler; sequences that use it have their own copy. NULL and handles that are none are ignored. Any thread.
-void metrale_sampler_free(metrale_sampler *sampler);
-
-// Makes an empty sequence. `options` may be NULL. On success `*out` is a handle for `metrale_seq_free`; the model
-// stays in memory while the sequence does. Any thread.
-//
-// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_LIMIT_EXCEEDED` (more context than the model was loaded for),
-// `METRALE_INVALID_ARGUMENT`, `METRALE_TOO_LARGE`, `METRALE_UNKNOWN_OPTION`,
-// `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary).
-metrale_status metrale_seq_new(metrale_model *model,
-                               const metrale_seq_options *options,
-                               metrale_seq **out,
-                               metrale_error **err);
-
-// Frees a sequence. A call that is using it on another thread finishes first, on its own. NULL and handles that are
-// none (freed before, for example) are ignored. Any thread.
-void metrale_seq_free(metrale_seq *seq);
-
-// Fills `*out` with what the sequence is now; `out->struct_size` must be set. Safe beside other calls that take a
-// const sequence.
-//
-// Statuses: `METRALE_BUSY`.
-metrale_status metrale_seq_info(const metrale_seq *seq, metrale_sequence_info *out, metrale_error **err);
-
-// Keeps the first `length` tokens and forgets the rest, exactly: what follows is as if they had never been there.
-// The sampler's generator stays where it is. Refused without a change where the model's state cannot go back
-// (`METRALE_UNSUPPORTED`) and when the sequence is shorter (`METRALE_INVALID_ARGUMENT`).
-//
-// Statuses: `METRALE_BUSY`.
-metrale_status metrale_seq_truncate(metrale_seq *seq, size_t length, metrale_error **err);
-
-// Changes how the sequence's next tokens are chosen, starting from the sampler's seed. NULL is greedy. The sampler is
-// copied and may be freed afterwards.
-//
-// Statuses: `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_BUSY`.
-metrale_status metrale_seq_sampling(metrale_seq *seq, const metrale_sampler *sampler, metrale_error **err);
-
-// Makes a text stream: it takes the tokens of one sequence and gives text that is whole UTF-8 at every moment, and
-// ends before any of the stop strings. `options` may be NULL. On success `*out` is a handle for `metrale_text_free`.
-// The model's tokenizer stays in memory while the stream does. Any thread.
-//
-// Statuses: `METRALE_INVALID_ARGUMENT` (an empty stop string, or one that is not UTF-8), `METRALE_UNKNOWN_OPTION`,
-// `METRALE_NOT_FOUND` when the model comes without a tokenizer.
-metrale_status metrale_text_new(const metrale_model *model,
-                                const metrale_text_options *options,
-                                metrale_text **out,
-                                metrale_error **err);
-
-// Takes one token and fills `*out` (whose `struct_size` must be set) with the text that became certain, which may be
-// none. Returns `METRALE_DONE` when a stop string was reached, else `METRALE_OK`. The bytes live until the next call
-// on this stream or its end. One call at a time.
-//
-// Statuses: `METRALE_INVALID_TOKEN`, `METRALE_INVALID_STATE` (a stop string was reached before; reset the stream),
-// `METRALE_BUSY`.
-metrale_status metrale_text_push(metrale_text *text, metrale_token token, metrale_text_piece *out, metrale_error **err);
-
-// Gives out what is held back: the beginning of a character (as U+FFFD) or of a stop string. Call it when the
-// sequence ends; the stream can go on afterwards, as if the text began there. Everything else is as in
-// `metrale_text_push`.
-metrale_status metrale_text_flush(metrale_text *text, metrale_text_piece *out, metrale_error **err);
-
-// Brings the stream back to its beginning; what was held back is dropped. One call at a time.
-//
-// Statuses: `METRALE_BUSY`.
-metrale_status metrale_text_reset(metrale_text *text, metrale_error **err);
-
-// Frees a text stream and ends the life of its last piece. NULL and handles that are none are ignored. Any thread.
-void metrale_text_free(metrale_text *text);
 
 // The tokens of a text of `len` bytes, which may hold NULs and need not be terminated. `flags`:
 // `METRALE_TOKENIZE_*`, or-ed. They go to `out` and their number to `*out_count`; when `capacity` is too small, only
@@ -626,6 +494,87 @@ metrale_status metrale_chat_render(const metrale_model *model,
                                    size_t *out_len,
                                    metrale_error **err);
 
+// Makes a text stream: it takes the tokens of one sequence and gives text that is whole UTF-8 at every moment, and
+// ends before any of the stop strings. `options` may be NULL. On success `*out` is a handle for `metrale_text_free`.
+// The model's tokenizer stays in memory while the stream does. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (an empty stop string, or one that is not UTF-8), `METRALE_UNKNOWN_OPTION`,
+// `METRALE_NOT_FOUND` when the model comes without a tokenizer.
+metrale_status metrale_text_new(const metrale_model *model,
+                                const metrale_text_options *options,
+                                metrale_text **out,
+                                metrale_error **err);
+
+// Takes one token and fills `*out` (whose `struct_size` must be set) with the text that became certain, which may be
+// none. Returns `METRALE_DONE` when a stop string was reached, else `METRALE_OK`. The bytes live until the next call
+// on this stream or its end. One call at a time.
+//
+// Statuses: `METRALE_INVALID_TOKEN`, `METRALE_INVALID_STATE` (a stop string was reached before; reset the stream),
+// `METRALE_BUSY`.
+metrale_status metrale_text_push(metrale_text *text, metrale_token token, metrale_text_piece *out, metrale_error **err);
+
+// Gives out what is held back: the beginning of a character (as U+FFFD) or of a stop string. Call it when the
+// sequence ends; the stream can go on afterwards, as if the text began there. Everything else is as in
+// `metrale_text_push`.
+metrale_status metrale_text_flush(metrale_text *text, metrale_text_piece *out, metrale_error **err);
+
+// Brings the stream back to its beginning; what was held back is dropped. One call at a time.
+//
+// Statuses: `METRALE_BUSY`.
+metrale_status metrale_text_reset(metrale_text *text, metrale_error **err);
+
+// Frees a text stream and ends the life of its last piece. NULL and handles that are none are ignored. Any thread.
+void metrale_text_free(metrale_text *text);
+
+// Makes a sampler of `count` stages, which run in the given order on every row of logits; then a token is drawn from
+// what is left, in proportion to its probability. No stage at all is greedy. Draws depend on `seed` alone: the same
+// seed gives the same tokens. The stages are copied. On success `*out` is a handle for `metrale_sampler_free`. Any
+// thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` or `METRALE_UNKNOWN_OPTION` with the index of the stage.
+metrale_status metrale_sampler_new(const metrale_sampler_stage *stages,
+                                   size_t count,
+                                   uint64_t seed,
+                                   metrale_sampler **out,
+                                   metrale_error **err);
+
+// Frees a sampler; sequences that use it have their own copy. NULL and handles that are none are ignored. Any thread.
+void metrale_sampler_free(metrale_sampler *sampler);
+
+// Makes an empty sequence. `options` may be NULL. On success `*out` is a handle for `metrale_seq_free`; the model
+// stays in memory while the sequence does. Any thread.
+//
+// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_LIMIT_EXCEEDED` (more context than the model was loaded for),
+// `METRALE_INVALID_ARGUMENT`, `METRALE_TOO_LARGE`, `METRALE_UNKNOWN_OPTION`,
+// `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary).
+metrale_status metrale_seq_new(metrale_model *model,
+                               const metrale_seq_options *options,
+                               metrale_seq **out,
+                               metrale_error **err);
+
+// Frees a sequence. A call that is using it on another thread finishes first, on its own. NULL and handles that are
+// none (freed before, for example) are ignored. Any thread.
+void metrale_seq_free(metrale_seq *seq);
+
+// Fills `*out` with what the sequence is now; `out->struct_size` must be set. Safe beside other calls that take a
+// const sequence.
+//
+// Statuses: `METRALE_BUSY`.
+metrale_status metrale_seq_info(const metrale_seq *seq, metrale_sequence_info *out, metrale_error **err);
+
+// Keeps the first `length` tokens and forgets the rest, exactly: what follows is as if they had never been there.
+// The sampler's generator stays where it is. Refused without a change where the model's state cannot go back
+// (`METRALE_UNSUPPORTED`) and when the sequence is shorter (`METRALE_INVALID_ARGUMENT`).
+//
+// Statuses: `METRALE_BUSY`.
+metrale_status metrale_seq_truncate(metrale_seq *seq, size_t length, metrale_error **err);
+
+// Changes how the sequence's next tokens are chosen, starting from the sampler's seed. NULL is greedy. The sampler is
+// copied and may be freed afterwards.
+//
+// Statuses: `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_BUSY`.
+metrale_status metrale_seq_sampling(metrale_seq *seq, const metrale_sampler *sampler, metrale_error **err);
+
 // Appends `count` tokens to the sequence and computes what may follow them. Blocks until all are done; may be called
 // again to append more. No token is no change. On error the sequence is as before.
 //
@@ -649,6 +598,29 @@ metrale_status metrale_decode_step(metrale_seq *const *seqs,
                                    size_t count,
                                    metrale_token *out_tokens,
                                    metrale_error **err);
+
+// The logits of the token that follows all tokens the sequence holds: `*out_len` floats at `*out_row`, one for each
+// id. The row belongs to the sequence and lives until the next call that changes or frees it, from whatever thread.
+// Safe beside other calls that take a const sequence.
+//
+// Statuses: `METRALE_INVALID_STATE` when the sequence holds no token, `METRALE_BUSY`.
+metrale_status metrale_seq_logits(const metrale_seq *seq, const float **out_row, size_t *out_len, metrale_error **err);
+
+// Natural logarithms of the probabilities of the token that follows all tokens the sequence holds, before any sampler
+// stage: those of the `count` given `tokens` go to `out`, and the `top_count` likeliest, likeliest first and ties by
+// id, to `top_tokens` and `top_out`. Either count may be 0, its pointers NULL. Safe beside other calls that take a
+// const sequence.
+//
+// Statuses: `METRALE_INVALID_TOKEN`, `METRALE_INVALID_ARGUMENT` (`top_count` above the vocabulary),
+// `METRALE_INVALID_STATE`, `METRALE_NUMERIC_FAULT`, `METRALE_BUSY`.
+metrale_status metrale_seq_logprobs(const metrale_seq *seq,
+                                    const metrale_token *tokens,
+                                    size_t count,
+                                    float *out,
+                                    size_t top_count,
+                                    metrale_token *top_tokens,
+                                    float *top_out,
+                                    metrale_error **err);
 
 #ifdef __cplusplus
 }  // extern "C"

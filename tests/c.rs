@@ -48,9 +48,10 @@ fn compile(name: &str, suffix: &str, link: &[String]) -> PathBuf {
     program
 }
 
+/// An old-style rpath comes before LD_LIBRARY_PATH, in which cargo may name a folder with an older copy of the library.
 fn shared_library() -> Vec<String> {
     let folder = library_folder().display().to_string();
-    vec![format!("-L{folder}"), "-lmetrale".into(), format!("-Wl,-rpath,{folder}"), "-lm".into()]
+    vec![format!("-L{folder}"), "-lmetrale".into(), format!("-Wl,-rpath,{folder}"), "-Wl,--disable-new-dtags".into(), "-lm".into()]
 }
 
 /// A program succeeds, and neither it nor the library says a word.
@@ -148,6 +149,20 @@ fn visible_symbols_are_those_of_the_header() {
     let header = std::fs::read_to_string(root().join("include/metrale.h")).expect("the header is there");
     assert!(visible.len() > 30, "only {} symbols are visible", visible.len());
     assert_eq!(visible, declared(&header));
+}
+
+/// A host's own names stay free: everything the header defines begins with the library's.
+#[test]
+fn the_header_defines_only_names_of_its_own() {
+    let header = std::fs::read_to_string(root().join("include/metrale.h")).expect("the header is there");
+    let macros = header.lines().filter_map(|l| l.strip_prefix("#define ")?.split([' ', '(']).next());
+    let structs = header.lines().filter_map(|l| l.strip_prefix("} ")).filter(|rest| !rest.contains("//"));
+    let opaque = header.lines().filter_map(|l| l.strip_prefix("typedef struct ")).filter(|rest| !rest.starts_with('{'));
+    let names: Vec<&str> = macros.chain(structs).chain(opaque).collect();
+    assert!(names.len() > 50, "only {} names were found", names.len());
+    for name in names {
+        assert!(name.starts_with("METRALE_") || name.starts_with("metrale_"), "the header defines {name}");
+    }
 }
 
 /// Names of the functions that a header declares.

@@ -98,7 +98,7 @@ fn a_folder_without_the_right_files_says_so() {
     s.file("loose.safetensors", safetensors(&["a"]));
     refused(&s.path().join("loose.safetensors"), Kind::NotFound, "no config.json beside it");
     s.file("params.json", "{}");
-    refused(s.path(), Kind::Unsupported, "Mistral's own layout");
+    refused(s.path(), Kind::NotFound, "neither model.safetensors");
     s.file("config.json", "[1, 2]");
     refused(s.path(), Kind::NotFound, "neither model.safetensors");
     s.file("pytorch_model.bin", "PK\x03\x04");

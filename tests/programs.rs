@@ -34,14 +34,14 @@ fn compile(source: &Path, name: &str) -> Option<PathBuf> {
     let folder = library_folder();
     let mut command = Command::new(&compiler);
     command.args(STRICT).arg("-I").arg(root().join("include")).arg("-o").arg(&program).arg(source);
-    command.arg("-L").arg(&folder).arg("-lmetrale").arg(format!("-Wl,-rpath,{}", folder.display()));
+    command.arg("-L").arg(&folder).arg("-lmetrale").arg(format!("-Wl,-rpath,{}", folder.display())).arg("-Wl,--disable-new-dtags");
     let done = command.output().expect("the compiler runs");
     assert!(done.status.success(), "{}:\n{}", source.display(), String::from_utf8_lossy(&done.stderr));
     Some(program)
 }
 
 fn run(program: &Path, arguments: &[&str]) -> Output {
-    Command::new(program).args(arguments).env_remove("METRALE_COMPUTE").output().expect("the program starts")
+    Command::new(program).args(arguments).env_remove("METRALE_COMPUTE").env_remove("LD_LIBRARY_PATH").output().expect("the program starts")
 }
 
 fn text(bytes: &[u8]) -> String {

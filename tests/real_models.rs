@@ -10,8 +10,8 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A model and how far its logits may be off. `exact` is what the order of summation explains; `fast` is what 8-bit
-/// activations cost llama.cpp on the same file, and a quarter more.
+/// A model and how far its logits may be off. `exact` is what the order of summation explains; `fast` is what llama.cpp loses on
+/// the same file to its 8-bit activations (its run in the golden, as far as both runs agree on the prefix).
 struct Case {
     name: &'static str,
     exact: f32,
@@ -19,10 +19,10 @@ struct Case {
 }
 
 const CASES: [Case; 4] = [
-    Case { name: "stories260k", exact: 2e-3, fast: 0.05 },
-    Case { name: "smollm2-135m-instruct", exact: 5e-3, fast: 1.2 },
-    Case { name: "gemma-3-270m", exact: 5e-3, fast: 1.6 },
-    Case { name: "qwen2.5-coder-0.5b-instruct", exact: 5e-3, fast: 0.4 },
+    Case { name: "stories260k", exact: 1e-3, fast: 0.0082 },
+    Case { name: "smollm2-135m-instruct", exact: 1e-3, fast: 0.9816 },
+    Case { name: "gemma-3-270m", exact: 1e-3, fast: 1.3293 },
+    Case { name: "qwen2.5-coder-0.5b-instruct", exact: 1e-3, fast: 0.257 },
 ];
 
 fn fixtures() -> PathBuf {

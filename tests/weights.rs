@@ -1,7 +1,7 @@
 //! Checkpoints against independent readings of them: what the `gguf` package makes of the GGUF fixtures, the configs they
 //! were written from, and (where they are at hand) real models in both containers.
 //!
-//! `METRALE_TEST_MODELS` may name a folder of `<model>/{model.gguf,hf/}`; tests that need it say when they skip.
+//! `METRALE_CACHE` may name a folder of `<model>/{model.gguf,hf/}`; tests that need it say when they skip.
 
 use metrale::tensor::DType;
 use metrale::weights::{Access, Checkpoint, to_f32};
@@ -105,8 +105,8 @@ fn tensors_of_gguf_files_are_what_another_reader_finds() {
 
 #[test]
 fn a_real_model_is_the_same_in_both_containers() {
-    let Some(root) = std::env::var_os("METRALE_TEST_MODELS") else {
-        println!("SKIPPED: METRALE_TEST_MODELS names no folder of real models");
+    let Some(root) = std::env::var_os("METRALE_CACHE") else {
+        println!("SKIPPED: METRALE_CACHE names no folder of real models");
         return;
     };
     for folder in std::fs::read_dir(root).unwrap().map(|e| e.unwrap().path()).filter(|p| p.join("hf/config.json").exists()) {

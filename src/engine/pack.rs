@@ -7,8 +7,8 @@ use crate::bail;
 use crate::error::{Error, Kind, Result, vec_filled};
 use crate::ops::{Matrix, StoredRows, Weight};
 use crate::quant::{self, Unpacked};
-use crate::tensor::{DType, TensorView};
-use crate::weights::{Checkpoint, Part, Pick, Role, Source, WeightSpec};
+use crate::tensor::DType;
+use crate::weights::{Checkpoint, CodeForm, Form, Part, Pick, Role, Source, Stored, WeightSpec};
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,8 +46,17 @@ pub(super) fn read(supply: &Supply, spec: &WeightSpec, layouts: &[Layout], pool:
     }
 }
 
-fn view<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<TensorView<'a>> {
-    checkpoint.tensor(name).ok_or_else(|| Error::new(Kind::CorruptFile, format!("the checkpoint has no tensor {name}")).named(name))
+fn find(checkpoint: &Checkpoint, name: &str) -> Result<Stored> {
+    checkpoint.stored(name)?.ok_or_else(|| Error::new(Kind::CorruptFile, format!("the checkpoint has no tensor {name}")).named(name))
+}
+
+/// The part as it reads a tensor that is stored output-major where its plain form is input-major: rows are then rows.
+pub(super) fn oriented(part: &Part, stored: &Stored) -> Part {
+    let mut part = part.clone();
+    if let (true, Pick::Transposed { of: [count, cols, rows], index, first, step, from: 0 }) = (stored.output_major, part.pick) {
+        part.pick = Pick::Slice { of: [count, rows, cols], index, first, step };
+    }
+    part
 }
 
 fn vector(supply: &Supply, parts: &[Part], add: f32) -> Result<Vec<f32>> {
@@ -57,7 +66,10 @@ fn vector(supply: &Supply, parts: &[Part], add: f32) -> Result<Vec<f32>> {
     for part in parts {
         let piece = &mut out[at..at + part.rows];
         match supply {
-            Supply::Checkpoint(checkpoint) => decode_vector(&view(checkpoint, &part.tensor)?, part, piece)?,
+            Supply::Checkpoint(checkpoint) => {
+                let stored = find(checkpoint, &part.tensor)?.values()?;
+                piece.iter_mut().enumerate().for_each(|(row, v)| *v = stored[part.stored(row)]);
+            }
             Supply::Random(random) => random.vector(&part.tensor, piece),
         }
         at += part.rows;
@@ -66,49 +78,49 @@ fn vector(supply: &Supply, parts: &[Part], add: f32) -> Result<Vec<f32>> {
     Ok(out)
 }
 
-/// A part's elements of a stored vector; where rows move (biases of interleaved heads), each element is a row.
-fn decode_vector(view: &TensorView<'_>, part: &Part, out: &mut [f32]) -> Result<()> {
-    let mut stored = vec_filled(view.elements().unwrap_or(usize::MAX), 0.0, "a vector of weights")?;
-    quant::decode(view.dtype, view.data, &mut stored)?;
-    for (row, v) in out.iter_mut().enumerate() {
-        *v = stored[view.row_map.stored(part.stored(row))] + view.offset;
+/// Rows that stay where the checkpoint has them.
+struct InFile {
+    stored: Stored,
+    part: Part,
+}
+
+impl StoredRows for InFile {
+    fn decode_row(&self, row: usize, out: &mut [f32]) {
+        self.stored.decode_row(self.part.stored(row), out).expect("shape and type were checked when the weight was made");
     }
-    Ok(())
 }
 
-/// Rows that stay where they are: a range of a mapped file.
-struct Mapped {
-    file: Arc<crate::weights::FileBytes>,
-    range: Range<usize>,
-}
+/// Random rows in BF16.
+struct InMemory(Vec<u8>);
 
-impl AsRef<[u8]> for Mapped {
-    fn as_ref(&self) -> &[u8] {
-        &self.file.bytes()[self.range.clone()]
+impl StoredRows for InMemory {
+    fn decode_row(&self, row: usize, out: &mut [f32]) {
+        quant::decode(DType::BF16, &self.0[row * out.len() * 2..][..out.len() * 2], out).expect("two bytes an element");
     }
 }
 
 fn stored(supply: &Supply, part: &Part, cols: usize) -> Result<Weight> {
-    let (dtype, data): (DType, StoredRows) = match supply {
+    Ok(Weight::Stored(match supply {
         Supply::Checkpoint(checkpoint) => {
-            let view = view(checkpoint, &part.tensor)?;
-            let (file, range) = checkpoint.locate(&part.tensor).expect("view() found it");
-            (view.dtype, Arc::new(Mapped { file, range }))
+            let stored = find(checkpoint, &part.tensor)?;
+            // Once now, so that a type nobody decodes is an error here and not a surprise later.
+            stored.decode_row(part.stored(0), &mut vec_filled(cols, 0.0, "a row")?)?;
+            Box::new(InFile { part: oriented(part, &stored), stored })
         }
-        Supply::Random(random) => (DType::BF16, Arc::new(random.rows(&part.tensor, part.rows, cols)?)),
-    };
-    Ok(Weight::Stored { dtype, cols, data })
+        Supply::Random(random) => Box::new(InMemory(random.rows(&part.tensor, part.rows, cols)?)),
+    }))
 }
 
 /// Packs one tensor, panels shared among the pool's workers.
 fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool) -> Result<Packed> {
     let mut packed = Packed::new(layout, part.rows, cols)?;
     let tensor = match supply {
-        Supply::Checkpoint(checkpoint) => Some(view(checkpoint, &part.tensor)?),
+        Supply::Checkpoint(checkpoint) => Some(find(checkpoint, &part.tensor)?),
         Supply::Random(_) => None,
     };
+    let part = &tensor.as_ref().map_or_else(|| part.clone(), |stored| oriented(part, stored));
     let columns = match (&tensor, part.pick) {
-        (Some(view), Pick::Transposed { of, index, first, step, from }) => Some(columns(view, part, of[2], index * of[1] + from, (first, step), cols, pool)?),
+        (Some(stored), Pick::Transposed { of, index, from, .. }) => Some(columns(stored, part, of[2], index * of[1] + from, cols, pool)?),
         _ => None,
     };
     let panels: Vec<Mutex<&mut [u8]>> = packed.panels_mut().map(Mutex::new).collect();
@@ -126,7 +138,7 @@ fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool
                         let rows: Vec<&[f32]> = rows.map(|row| &values[row * cols..][..cols]).collect();
                         layout.fill_f32(cols, &mut panel, &rows)
                     }
-                    (Some(view), _) => fill(view, part, layout, cols, rows, &mut panel, &mut scratch),
+                    (Some(stored), _) => fill(stored, part, layout, cols, rows, &mut panel, &mut scratch),
                     (None, Supply::Random(random)) => {
                         scratch.rows(rows.len(), cols).and_then(|values| {
                             for (lane, row) in values.chunks_mut(cols).enumerate() {
@@ -176,7 +188,7 @@ impl Scratch {
 }
 
 /// A transposed part as rows in f32: stored rows are decoded one by one, and the part's columns of each kept.
-fn columns(view: &TensorView<'_>, part: &Part, width: usize, start: usize, (first, step): (usize, usize), cols: usize, pool: &Pool) -> Result<Vec<f32>> {
+fn columns(tensor: &Stored, part: &Part, width: usize, start: usize, cols: usize, pool: &Pool) -> Result<Vec<f32>> {
     const STRIP: usize = 64;
     let mut values = vec_filled(part.rows.saturating_mul(cols), 0.0f32, "a transposed matrix")?;
     // Each worker decodes a strip of stored rows and writes it as a strip of every output row.
@@ -194,11 +206,11 @@ fn columns(view: &TensorView<'_>, part: &Part, width: usize, start: usize, (firs
             for strip in range {
                 let mut out = rows[strip].lock().unwrap_or_else(PoisonError::into_inner);
                 for k in 0..STRIP.min(cols - strip * STRIP) {
-                    if let Err(e) = quant::decode(view.dtype, row_bytes(view, width, start + strip * STRIP + k), &mut stored) {
+                    if let Err(e) = tensor.decode_row(start + strip * STRIP + k, &mut stored) {
                         failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
                         return;
                     }
-                    out.iter_mut().enumerate().for_each(|(row, piece)| piece[k] = stored[first + row * step]);
+                    out.iter_mut().enumerate().for_each(|(row, piece)| piece[k] = stored[part.stored(row)]);
                 }
             }
         });
@@ -210,17 +222,45 @@ fn columns(view: &TensorView<'_>, part: &Part, width: usize, start: usize, (firs
     }
 }
 
-/// Bytes of stored row `row` of rows of `cols` elements; the row map of the view applies.
-fn row_bytes<'a>(view: &TensorView<'a>, cols: usize, row: usize) -> &'a [u8] {
-    let bytes = view.dtype.bytes(cols).unwrap_or(0);
-    &view.data[view.row_map.stored(row) * bytes..][..bytes]
+/// Fills one panel from stored rows.
+fn fill(stored: &Stored, part: &Part, layout: Layout, cols: usize, rows: Range<usize>, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+    match (stored.form(), layout) {
+        (Form::Plain(dtype), _) if layout.is_integer() || matches!((dtype, layout), (DType::BF16, Layout::Bf16) | (DType::F16, Layout::F16)) => {
+            let row = |lane| if rows.start + lane < rows.end { stored.plain_row(part.stored(rows.start + lane), cols) } else { &[] };
+            let stored: [&[u8]; LANES] = std::array::from_fn(row);
+            fill_stored(dtype, layout, cols, &stored[..rows.len()], panel, scratch)
+        }
+        (Form::Codes(form), _) if layout.is_integer() => fill_codes(stored, form, part, layout, cols, rows, panel, scratch),
+        _ => {
+            for (row, values) in rows.clone().zip(scratch.rows(rows.len(), cols)?.chunks_mut(cols)) {
+                stored.decode_row(part.stored(row), values)?;
+            }
+            let rows: Vec<&[f32]> = scratch.values.chunks(cols).collect();
+            layout.fill_f32(cols, panel, &rows)
+        }
+    }
 }
 
-/// Fills one panel from stored rows.
-fn fill(view: &TensorView<'_>, part: &Part, layout: Layout, cols: usize, rows: Range<usize>, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
-    let stored: [&[u8]; LANES] =
-        std::array::from_fn(|lane| if rows.start + lane < rows.end { row_bytes(view, cols, part.stored(rows.start + lane)) } else { &[] });
-    fill_stored(view.dtype, layout, cols, &stored[..rows.len()], panel, scratch)
+/// Fills one integer panel from rows whose codes and scales are tensors of their own.
+fn fill_codes(stored: &Stored, form: CodeForm, part: &Part, layout: Layout, cols: usize, rows: Range<usize>, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+    let blocks = cols / form.block;
+    let mins = if form.min { blocks } else { 0 };
+    let codes = sized(&mut scratch.codes, rows.len() * cols)?;
+    let scale = sized(&mut scratch.scale, rows.len() * blocks)?;
+    let min = sized(&mut scratch.min, rows.len() * mins)?;
+    let mut gains = [1.0f32; LANES];
+    for (lane, row) in rows.clone().enumerate() {
+        let codes = &mut codes[lane * cols..][..cols];
+        gains[lane] = stored.code_row(part.stored(row), form, codes, &mut scale[lane * blocks..][..blocks], &mut min[lane * mins..][..mins])?;
+    }
+    let row = |lane: usize| CodeRow {
+        codes: &codes[lane * cols..][..cols],
+        scale: &scale[lane * blocks..][..blocks],
+        min: &min[lane * mins..][..mins],
+        gain: gains[lane],
+    };
+    let rows: Vec<CodeRow<'_>> = (0..rows.len()).map(row).collect();
+    layout.fill_codes(cols, panel, &rows)
 }
 
 fn fill_stored(dtype: DType, layout: Layout, cols: usize, stored: &[&[u8]], panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
@@ -251,6 +291,11 @@ fn fill_stored(dtype: DType, layout: Layout, cols: usize, stored: &[&[u8]], pane
             sized(&mut scratch.scale, rows * blocks)?;
             sized(&mut scratch.min, rows * blocks)?;
             let mut unpacked = Unpacked::new();
+            // Formats with a table unpack to its values; the panel wants the codes.
+            let codes = match layout {
+                Layout::I4Table { table, .. } => Some(codes_of(&table)),
+                _ => None,
+            };
             for (lane, bytes) in stored.iter().enumerate() {
                 for (index, bytes) in bytes.chunks_exact(dtype.block_bytes()).enumerate() {
                     quant::unpack(dtype, bytes, &mut unpacked)?;
@@ -258,6 +303,9 @@ fn fill_stored(dtype: DType, layout: Layout, cols: usize, stored: &[&[u8]], pane
                         bail!(Internal, "{dtype} has a scale per {}, {layout:?} one per {block}", unpacked.sub_len);
                     }
                     let (len, subs) = (unpacked.len, unpacked.len / block);
+                    if let Some(codes) = &codes {
+                        unpacked.codes[..len].iter_mut().for_each(|c| *c = codes[usize::from(*c as u8)]);
+                    }
                     scratch.codes[lane * cols + index * len..][..len].copy_from_slice(&unpacked.codes[..len]);
                     scratch.scale[lane * blocks + index * subs..][..subs].copy_from_slice(&unpacked.scale[..subs]);
                     scratch.min[lane * blocks + index * subs..][..subs].copy_from_slice(&unpacked.min[..subs]);
@@ -274,6 +322,13 @@ fn fill_stored(dtype: DType, layout: Layout, cols: usize, stored: &[&[u8]], pane
             layout.fill_codes(cols, panel, &rows)
         }
     }
+}
+
+/// By value (as a byte), the code of a table that stands for it.
+fn codes_of(table: &[i8; 16]) -> [i8; 256] {
+    let mut codes = [0; 256];
+    table.iter().enumerate().rev().for_each(|(code, value)| codes[usize::from(*value as u8)] = code as i8);
+    codes
 }
 
 /// Fills one panel from the values in `scratch`, stored as `dtype` first.

@@ -1,5 +1,6 @@
 //! Everything that is known of a model before its weights are read: declarations, formats, circuit, sizes.
 
+use super::pack;
 use super::plan::Plan;
 use super::runner::Shape;
 use crate::cache::StateLayout;
@@ -11,7 +12,7 @@ use crate::model::{Build, Model};
 use crate::ops::{KvType, Value, WeightId};
 use crate::options::{Compute, LoadOptions};
 use crate::tensor::DType;
-use crate::weights::{Checkpoint, Declarations, Part, Pick, Role, Source, WeightSpec};
+use crate::weights::{Checkpoint, CodeForm, Declarations, Form, Part, Pick, Role, Source, WeightSpec, regroup};
 use crate::{bail, ensure};
 use crate::backend::cpu::pack::{Layout, Packed};
 use std::path::Path;
@@ -26,7 +27,6 @@ pub(super) struct Prepared {
     /// Layout of each part of each weight; empty for vectors and stored rows.
     pub layouts: Vec<Vec<Layout>>,
     pub compute: Compute,
-    pub kv_type: KvType,
     /// Longest sequence.
     pub context: usize,
     pub options: LoadOptions,
@@ -51,9 +51,16 @@ impl Prepared {
             "a context of {context} tokens was asked for; the model's limit is {longest} (max_position_embeddings)"
         );
         let compute = Compute::resolve(options.compute)?;
-        let kv_type = if compute == Compute::F32 { KvType::F32 } else { KvType::F16 };
+        // A checkpoint stored in f32 gets a cache of the same precision.
+        let stored = checkpoint.describe().by_dtype.first().map(|(dtype, _)| *dtype);
+        let exact = compute == Compute::F32 || stored == Some(DType::F32) && options.synthetic.is_none();
+        let kv_type = if exact { KvType::F32 } else { KvType::F16 };
         let mut declarations = Declarations::default();
         let model = (family.build)(&config, &Build { context, kv_type, checkpoint: &checkpoint }, &mut declarations)?;
+        if options.synthetic.is_none() {
+            checkpoint.check_quantisation()?;
+            regroup(&mut declarations, &checkpoint);
+        }
         let mut findings = Vec::new();
         let mut layouts = Vec::with_capacity(declarations.weights.len());
         for spec in &declarations.weights {
@@ -75,7 +82,7 @@ impl Prepared {
                 }
             });
         }
-        Ok(Prepared { checkpoint: Arc::new(checkpoint), model_type, model, declarations, layouts, compute, kv_type, context, options: options.clone() })
+        Ok(Prepared { checkpoint: Arc::new(checkpoint), model_type, model, declarations, layouts, compute, context, options: options.clone() })
     }
 
     /// The circuit with formats connected, fused unless `plain`.
@@ -144,24 +151,25 @@ fn part_layouts(checkpoint: &Checkpoint, spec: &WeightSpec, compute: Compute, op
     let mut layouts = Vec::new();
     for part in spec.parts() {
         let cols = if matches!(spec.role, Role::Vector { .. }) { 1 } else { spec.cols };
-        let wanted = part.shape(cols)?;
-        let dtype = match options.synthetic {
-            Some(synthetic) => synthetic.dtype,
+        let (form, pick) = match options.synthetic {
+            Some(synthetic) => (Form::Plain(synthetic.dtype), part.pick),
             None => {
-                let view = checkpoint.tensor(&part.tensor).ok_or_else(|| {
+                let stored = checkpoint.stored(&part.tensor)?.ok_or_else(|| {
                     Error::new(Kind::CorruptFile, format!("the checkpoint has no tensor {}, which the config asks for", part.tensor)).named(&part.tensor)
                 })?;
-                if squeezed(&view.shape) != squeezed(&wanted) {
-                    let text = format!("{}: the checkpoint holds {:?}, the config asks for {:?}", part.tensor, view.shape, squeezed(&wanted));
+                let part = pack::oriented(part, &stored);
+                let wanted = part.shape(cols)?;
+                if squeezed(&stored.shape) != squeezed(&wanted) {
+                    let text = format!("{}: the checkpoint holds {:?}, the config asks for {:?}", part.tensor, stored.shape, squeezed(&wanted));
                     return Err(Error::new(Kind::Mismatch, text).named(&part.tensor));
                 }
-                view.dtype
+                (stored.form(), part.pick)
             }
         };
         match spec.role {
             Role::Matrix | Role::Experts => {
-                let mut layout = layout_for(dtype, spec.cols, compute).map_err(|e| e.context(&part.tensor).named(&part.tensor))?;
-                if matches!(part.pick, Pick::Transposed { .. }) && layout.is_integer() {
+                let mut layout = layout_for(form, spec.cols, compute).map_err(|e| e.context(&part.tensor).named(&part.tensor))?;
+                if matches!(pick, Pick::Transposed { .. }) && layout.is_integer() {
                     // Scales run along stored rows, which a transposed part crosses.
                     layout = Layout::Bf16;
                 }
@@ -171,7 +179,9 @@ fn part_layouts(checkpoint: &Checkpoint, spec: &WeightSpec, compute: Compute, op
                 layouts.push(layout);
             }
             _ => {
-                if crate::quant::format(dtype).is_none() {
+                if let Form::Plain(dtype) = form
+                    && crate::quant::format(dtype).is_none()
+                {
                     bail!(Unsupported, "{}: element type {dtype} is not decoded by this build", part.tensor);
                 }
             }
@@ -185,23 +195,38 @@ fn squeezed(shape: &[usize]) -> Vec<usize> {
     shape.iter().copied().filter(|&n| n != 1).collect()
 }
 
-/// How a matrix of `dtype` is packed. Formats that hold exact f32, BF16 or F16 stay what they are; block formats become
-/// integer panels in the fast mode and f32 panels in the exact one.
-pub(super) fn layout_for(dtype: DType, cols: usize, compute: Compute) -> Result<Layout> {
+/// How a matrix is packed. Types that are exact f32, BF16 or F16 stay what they are. The exact mode decodes everything else to
+/// f32; the fast mode keeps integer codes as they are, and numbers without any (FP8 with its scales) become BF16, which holds
+/// every FP8 value, so that only the scale's last bits are rounded, and none where scales are powers of two.
+pub(super) fn layout_for(form: Form, cols: usize, compute: Compute) -> Result<Layout> {
+    let exact = compute == Compute::F32;
+    let dtype = match form {
+        Form::Plain(dtype) => dtype,
+        Form::Real | Form::Codes(_) if exact => return Ok(Layout::F32),
+        Form::Real => return Ok(Layout::Bf16),
+        Form::Codes(CodeForm { block, table: Some(table), .. }) => return Ok(Layout::I4Table { block, table }),
+        Form::Codes(CodeForm { bits: 4, block, min, .. }) => return Ok(Layout::I4 { block, min }),
+        Form::Codes(CodeForm { block, min, .. }) => return Ok(Layout::I8 { block, min }),
+    };
     match dtype {
         DType::BF16 => return Ok(Layout::Bf16),
         DType::F16 => return Ok(Layout::F16),
         DType::F32 | DType::F64 => return Ok(Layout::F32),
+        // Without scales, where the config says that the module is not quantised.
+        DType::F8E4M3 | DType::F8E5M2 => return Ok(Layout::Bf16),
         _ => {}
     }
     let Some(format) = crate::quant::format(dtype).filter(|f| f.unpack.is_some()) else {
         bail!(Unsupported, "element type {dtype} is not multiplied by this build");
     };
-    if compute == Compute::F32 || !cols.is_multiple_of(32) {
+    if exact || !cols.is_multiple_of(32) {
         return Ok(Layout::F32);
     }
     let min = matches!(dtype, DType::Q4_1 | DType::Q5_1 | DType::Q2K | DType::Q4K | DType::Q5K);
     let block = format.sub_len;
+    if let Some(table) = crate::quant::table(dtype) {
+        return Ok(Layout::I4Table { block, table });
+    }
     Ok(match format.codes {
         (0..=15, 0..=15) if min => Layout::I4 { block, min },
         (-8..=7, -8..=7) if !min => Layout::I4 { block, min },

@@ -8,8 +8,6 @@ use super::{Kind, Rows, SlotId, StateId, Value, WeightId};
 use crate::backend::cpu::activations::{Activations, Q8_BLOCK, Q8Block};
 use crate::backend::cpu::pack::Packed;
 use crate::backend::cpu::simd::Table;
-use crate::quant;
-use crate::tensor::DType;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
@@ -254,18 +252,14 @@ pub enum Weight {
     /// A vector in f32 (norms, biases, factors).
     Vector(Vec<f32>),
     /// Rows as the checkpoint stores them, decoded when looked up (an embedding that is no output matrix).
-    Stored {
-        /// Element type.
-        dtype: DType,
-        /// Elements in a row.
-        cols: usize,
-        /// Rows, one after another.
-        data: StoredRows,
-    },
+    Stored(Box<dyn StoredRows>),
 }
 
-/// Bytes of stored rows: shared with the mapped file, or owned.
-pub type StoredRows = Arc<dyn AsRef<[u8]> + Send + Sync>;
+/// Rows that are decoded one by one: in a mapped file, or owned.
+pub trait StoredRows: Send + Sync {
+    /// Writes row `row`, which exists, into `out`, which has the table's width.
+    fn decode_row(&self, row: usize, out: &mut [f32]);
+}
 
 impl Weight {
     /// The vector, for operations whose check asked for one.
@@ -302,10 +296,7 @@ impl Weight {
                 let rows = experts.first().map_or(1, Matrix::rows).max(1);
                 experts[row / rows].decode_row(row % rows, out);
             }
-            Weight::Stored { dtype, cols, data } => {
-                let bytes = dtype.bytes(*cols).expect("rows are whole blocks: checked when the weight was made");
-                quant::decode(*dtype, &(**data).as_ref()[row * bytes..][..bytes], out).expect("same");
-            }
+            Weight::Stored(rows) => rows.decode_row(row, out),
         }
     }
 
@@ -315,7 +306,7 @@ impl Weight {
             Weight::Matrix(m) => m.bytes(),
             Weight::Experts(experts) => experts.iter().map(Matrix::bytes).sum(),
             Weight::Vector(v) => size_of_val(v.as_slice()),
-            Weight::Stored { .. } => 0,
+            Weight::Stored(_) => 0,
         }
     }
 }

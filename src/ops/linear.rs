@@ -25,8 +25,10 @@ pub struct Linear {
     pub y: Value,
 }
 
-/// Output rows (panels of 16) in a chunk, for few and for many rows of `x`.
-const PANELS: (usize, usize) = (4, 2);
+/// Panels (16 output rows) in a chunk. Tiles take four at a time; larger chunks stream longer, smaller ones share better.
+fn grain(panels: usize, rows: usize) -> usize {
+    if rows >= 8 || panels < 64 { 4 } else { 8 }
+}
 
 impl Linear {
     fn bias<'a>(&self, frame: &Frame<'a>) -> Option<&'a [f32]> {
@@ -99,7 +101,7 @@ impl Op for Linear {
         let rows = y.rows();
         let bias = self.bias(frame);
         let parts = &frame.weight(self.weight).matrix().parts;
-        let grain = if rows < 8 { PANELS.0 } else { PANELS.1 };
+        let grain = grain(y.width() / 16, rows);
         // Chunks are counted over all parts, so that small parts share workers with large ones.
         let chunks = |part: &Packed| part.panels().div_ceil(grain);
         let total = parts.iter().map(chunks).sum();

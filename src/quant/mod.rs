@@ -98,6 +98,15 @@ pub fn format(dtype: DType) -> Option<&'static Format> {
     FORMATS.iter().find(|f| f.dtype == dtype)
 }
 
+/// The values that 4-bit codes of a block type stand for, where those are no evenly spaced numbers.
+pub fn table(dtype: DType) -> Option<[i8; 16]> {
+    match dtype {
+        DType::IQ4NL => Some(iq4_nl::TABLE),
+        DType::MXFP4 => Some(mxfp4::TABLE),
+        _ => None,
+    }
+}
+
 /// Stored bytes to values: any whole number of blocks.
 pub fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
     let format = known(dtype)?;
@@ -138,7 +147,7 @@ fn check(dtype: DType, bytes: usize, elements: usize) -> Result<()> {
 }
 
 /// Every format, one line each.
-static FORMATS: [Format; 24] = [
+static FORMATS: [Format; 26] = [
     plain::F32,
     plain::F16,
     plain::BF16,
@@ -151,6 +160,8 @@ static FORMATS: [Format; 24] = [
     plain::BOOL,
     plain::F8E4M3,
     plain::F8E5M2,
+    plain::F8E8M0,
+    plain::F4,
     blocks::<q8_0::Q8_0>(),
     blocks::<q4_0::Q4_0>(),
     blocks::<q4_1::Q4_1>(),
@@ -339,6 +350,10 @@ mod tests {
             (DType::Bool, vec![0, 1], [0.0, 1.0]),
             (DType::F8E4M3, vec![0x38, 0xFE], [1.0, -448.0]),
             (DType::F8E5M2, vec![0x3C, 0xFB], [1.0, -57344.0]),
+            (DType::F8E8M0, vec![127, 130], [1.0, 8.0]),
+            (DType::F8E8M0, vec![0, 254], [2f32.powi(-127), 2f32.powi(127)]),
+            (DType::F4, vec![0xD3], [1.5, -3.0]),
+            (DType::F4, vec![0x97], [6.0, -0.5]),
         ] {
             decode(dtype, &bytes, &mut out).unwrap();
             assert_eq!(out, expected, "{dtype}");
@@ -355,7 +370,6 @@ mod tests {
         let mut out = vec![0.0; 256];
         assert_eq!(decode(DType::Q4K, &[0; 143], &mut out).unwrap_err().kind(), Kind::InvalidArgument);
         assert_eq!(decode(DType::Q4K, &[0; 144], &mut out[..255]).unwrap_err().kind(), Kind::InvalidArgument);
-        assert_eq!(decode(DType::F8E8M0, &[0; 256], &mut out).unwrap_err().kind(), Kind::Unsupported);
         assert_eq!(encode(DType::I8, &out, &mut [0; 256]).unwrap_err().kind(), Kind::Unsupported);
         assert_eq!(unpack(DType::F32, &[0; 4], &mut Unpacked::new()).unwrap_err().kind(), Kind::InvalidArgument);
         assert_eq!(unpack(DType::Q8_0, &[0; 33], &mut Unpacked::new()).unwrap_err().kind(), Kind::InvalidArgument);

@@ -46,6 +46,36 @@ pub(super) const U8: Format = plain!(U8, 1, |b| f32::from(b[0]));
 pub(super) const BOOL: Format = plain!(Bool, 1, |b| f32::from(u8::from(b[0] != 0)));
 pub(super) const F8E4M3: Format = plain!(F8E4M3, 1, |b| e4m3(b[0]));
 pub(super) const F8E5M2: Format = plain!(F8E5M2, 1, |b| half::f16::from_bits(u16::from(b[0]) << 8).to_f32());
+pub(super) const F8E8M0: Format = plain!(F8E8M0, 1, |b| e8m0(b[0]));
+
+/// Two E2M1 codes in a byte, the first in the low half.
+pub(super) const F4: Format = Format {
+    dtype: DType::F4,
+    decode: |bytes, out| {
+        for (byte, pair) in bytes.iter().zip(out.chunks_mut(2)) {
+            pair.iter_mut().zip([byte & 15, byte >> 4]).for_each(|(v, code)| *v = e2m1(code));
+        }
+    },
+    encode: None,
+    unpack: None,
+    codes: (0, 0),
+    sub_len: 1,
+};
+
+/// 1 sign, 2 exponent (bias 1), 1 mantissa bit; no infinity and no NaN.
+fn e2m1(code: u8) -> f32 {
+    let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
+    if code & 8 != 0 { -magnitude } else { magnitude }
+}
+
+/// An exponent alone: `2^(byte - 127)`, 255 is NaN. The smallest is subnormal in f32.
+fn e8m0(byte: u8) -> f32 {
+    match byte {
+        0 => f32::from_bits(1 << 22),
+        255 => f32::NAN,
+        _ => f32::from_bits(u32::from(byte) << 23),
+    }
+}
 
 /// 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, all ones is NaN ("fn" variant).
 fn e4m3(bits: u8) -> f32 {

@@ -1,6 +1,6 @@
 //! Tests against real vocabularies: ids and chats made by Python's tokenizers and Jinja (`tests/support/make_text_fixtures.py`).
 //!
-//! One small vocabulary travels with the repository. The others are looked for where `METRALE_MODELS` says, or in
+//! One small vocabulary travels with the repository. The others are looked for where `METRALE_CACHE` says, or in
 //! `build/models`; a test says so when it skips one.
 
 use std::collections::HashMap;
@@ -26,10 +26,10 @@ fn fixture_json(name: &str) -> Value {
 /// The folder of a model with `model.gguf` and `hf/`.
 fn model_folder(name: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let named = std::env::var_os("METRALE_MODELS").map(PathBuf::from);
+    let named = std::env::var_os("METRALE_CACHE").map(PathBuf::from);
     let found = named.into_iter().chain([root.join("build/models")]).map(|dir| dir.join(name)).find(|dir| dir.join("model.gguf").is_file());
     if found.is_none() {
-        println!("SKIPPED {name}: not in METRALE_MODELS or build/models");
+        println!("SKIPPED {name}: not in METRALE_CACHE or build/models");
     }
     found
 }

@@ -4,14 +4,13 @@
 
 use super::safetensors::MAX_HEADER;
 use super::source;
-use crate::bail;
 use crate::error::{Error, Kind, Result};
 use std::path::{Path, PathBuf};
 
 /// What a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// A folder with `config.json`.
+    /// A folder with `config.json`, or `params.json` in Mistral's own layout.
     Folder(PathBuf),
     /// A GGUF file, given by itself or as the only one of its folder.
     Gguf(PathBuf),
@@ -125,9 +124,8 @@ fn folder(path: &Path) -> Result<Found> {
             Found::Gguf(path) => Ok(Found::Gguf(path)),
             _ => Err(not_a_model(&one.display().to_string(), "a safetensors file under the name of a GGUF")),
         },
-        [] if exists(&path.join("params.json"))? => {
-            bail!(Unsupported, "{label}: params.json without config.json is Mistral's own layout, which this build does not read")
-        }
+        // Mistral's own layout.
+        [] if exists(&path.join(super::native::PARAMS))? => Ok(Found::Folder(path.into())),
         [] => Err(not_a_model(&label.to_string(), "a folder without config.json and without a .gguf file")),
         [a, b, ..] => Err(Error::new(
             Kind::InvalidArgument,

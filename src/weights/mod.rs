@@ -1,7 +1,7 @@
 //! Checkpoints: finding the files, checking every length in them, and handing out tensors under one set of names.
 //!
 //! Two containers are read, safetensors folders (single or sharded) and GGUF files; what GGUF files of an architecture
-//! do differently is data in `dialect`. Opening costs the headers only; tensor bytes stay in the mapped files until
+//! do differently is data in `dialect`, what quantised safetensors do is a table in `scheme`. Opening costs the headers only; tensor bytes stay in the mapped files until
 //! somebody reads them. A file is taken at its word nowhere: each count, length and offset is compared with the file's
 //! size before it is used, and every error names file, thing and byte offset.
 
@@ -12,7 +12,10 @@ mod dialect;
 pub mod gguf;
 mod index;
 mod json;
+mod native;
+mod regroup;
 mod safetensors;
+mod scheme;
 mod source;
 mod store;
 
@@ -20,6 +23,8 @@ pub use declare::{Declarations, Part, Pick, Role, Source, WeightSpec};
 pub use decode::to_f32;
 pub use gguf::Gguf;
 pub use json::parse as parse_json;
+pub use regroup::regroup;
+pub use scheme::{CodeForm, Form, Piece, Stored};
 pub use source::{Access, Source as FileBytes};
 pub use store::{Checkpoint, Description};
 

@@ -6,7 +6,8 @@
 use super::detect::{self, Content, Found};
 use super::gguf::Gguf;
 use super::source::{self, Access, Source};
-use super::{TensorInfo, dialect, index, json, safetensors};
+use super::scheme::{Piece, Settings, Stored};
+use super::{TensorInfo, dialect, index, json, native, safetensors};
 use crate::bail;
 use crate::error::{Context, Error, Kind, Result};
 use crate::tensor::{DType, RowMap, TensorView};
@@ -21,6 +22,8 @@ pub struct Checkpoint {
     config: Value,
     generation_config: Option<Value>,
     folder: Option<PathBuf>,
+    /// What the config says of quantisation, or why this build cannot read it.
+    settings: Result<Settings>,
     files: Vec<Arc<Source>>,
     gguf: Option<Gguf>,
     tensors: Vec<Located>,
@@ -125,6 +128,40 @@ impl Checkpoint {
         Some((Arc::clone(&self.files[t.file]), t.range.clone()))
     }
 
+    /// A tensor by its Hugging Face name, in whatever form the files hold it: plain, or as codes with scales beside them.
+    /// `None` where they hold it in no form.
+    pub fn stored(&self, name: &str) -> Result<Option<Stored>> {
+        Stored::find(self, self.settings()?, name)
+    }
+
+    /// Fails where the checkpoint is quantised in a way this build does not read.
+    pub fn check_quantisation(&self) -> Result<()> {
+        self.settings().map(|_| ())
+    }
+
+    fn settings(&self) -> Result<&Settings> {
+        self.settings.as_ref().map_err(Clone::clone)
+    }
+
+    /// Whether a module's weight is there, in whatever form.
+    pub(super) fn has_module(&self, module: &str) -> bool {
+        ["weight", "weight_packed"].iter().any(|leaf| self.by_name.contains_key(&format!("{module}.{leaf}")))
+    }
+
+    /// One tensor of the files, with a share of its file.
+    pub(super) fn piece(&self, name: &str) -> Option<Piece> {
+        let t = &self.tensors[*self.by_name.get(name)?];
+        Some(Piece {
+            name: t.name.clone(),
+            dtype: t.dtype,
+            shape: t.shape.clone(),
+            row_map: t.row_map,
+            offset: t.offset,
+            file: Arc::clone(&self.files[t.file]),
+            range: t.range.clone(),
+        })
+    }
+
     /// Names of all tensors, in file order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.iter().map(|t| t.name.as_str())
@@ -153,7 +190,10 @@ impl Checkpoint {
 
     /// Gives a tensor's pages back after they were copied elsewhere. Reading it again works. No-op when not mapped.
     pub fn release(&self, name: &str) {
-        if let Some(&i) = self.by_name.get(name) {
+        // The large piece of a quantised tensor has a name of its own.
+        let packed = || name.strip_suffix("weight").and_then(|stem| self.by_name.get(&format!("{stem}weight_packed")));
+        let found = self.by_name.get(name).or_else(packed).or_else(|| self.by_name.get(&format!("{name}_blocks")));
+        if let Some(&i) = found {
             let t = &self.tensors[i];
             self.files[t.file].release(t.range.clone());
         }
@@ -182,15 +222,18 @@ impl Checkpoint {
 
     /// `None` where the folder has a config but no weights.
     fn open_folder(folder: &Path, access: Access) -> Result<Option<Checkpoint>> {
-        let single = folder.join("model.safetensors");
-        if detect::exists(&single)? {
-            return Self::open_single(folder, &single, access).map(Some);
+        let names = |native| if native { (native::WEIGHTS, native::INDEX) } else { ("model.safetensors", INDEX) };
+        for (weights, index) in [false, true].map(names) {
+            let single = folder.join(weights);
+            if detect::exists(&single)? {
+                return Self::open_single(folder, &single, access).map(Some);
+            }
+            let path = folder.join(index);
+            if let Some(json) = read_json(&path, MAX_JSON)? {
+                return Self::open_sharded(folder, &index::read(&json, &path.display().to_string())?, access).map(Some);
+            }
         }
-        let index = folder.join(INDEX);
-        match read_json(&index, MAX_JSON)? {
-            Some(json) => Self::open_sharded(folder, &index::read(&json, &index.display().to_string())?, access).map(Some),
-            None => Ok(None),
-        }
+        Ok(None)
     }
 
     /// A file given by name: the whole checkpoint where it is one of several shards, else this file.
@@ -199,7 +242,7 @@ impl Checkpoint {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        if !detect::exists(&folder.join("config.json"))? {
+        if !detect::exists(&folder.join("config.json"))? && !detect::exists(&folder.join(native::PARAMS))? {
             bail!(NotFound, "{}: there is no config.json beside it, which says what the tensors mean", file.display());
         }
         let path = folder.join(INDEX);
@@ -238,16 +281,27 @@ impl Checkpoint {
         Self::assemble(folder.into(), files, tensors)
     }
 
-    /// A Hugging Face folder out of its parts.
-    fn assemble(folder: PathBuf, files: Vec<Arc<Source>>, tensors: Vec<Located>) -> Result<Checkpoint> {
+    /// A folder out of its parts. Where the file is Mistral's own, or there is no `config.json`, `params.json` says the same.
+    fn assemble(folder: PathBuf, files: Vec<Arc<Source>>, mut tensors: Vec<Located>) -> Result<Checkpoint> {
         let path = folder.join("config.json");
-        let Some(config) = read_json(&path, MAX_CONFIG)? else { bail!(NotFound, "{} does not exist", path.display()) };
+        let own = files.first().is_some_and(|f| Path::new(f.label()).file_name().is_some_and(|n| n.to_string_lossy().starts_with("consolidated")));
+        let mut found = if own { None } else { read_json(&path, MAX_CONFIG)? };
+        if found.is_none()
+            && let Some(params) = read_json(&folder.join(native::PARAMS), MAX_CONFIG)?
+        {
+            let config = native::config(&params).map_err(|e| e.context(folder.display()))?;
+            native::translate(&mut tensors, &config)?;
+            found = Some(config);
+        }
+        let Some(config) = found else { bail!(NotFound, "{} does not exist", path.display()) };
         if !config.is_object() {
             bail!(CorruptFile, "{}: holds no JSON object", path.display());
         }
         let generation_config = read_json(&folder.join("generation_config.json"), MAX_CONFIG)?;
+        let hf_quant = read_json(&folder.join("hf_quant_config.json"), MAX_CONFIG)?;
+        let settings = Settings::read(&config, hf_quant.as_ref());
         let by_name = by_name(&tensors);
-        Ok(Checkpoint { config, generation_config, folder: Some(folder), files, gguf: None, tensors, by_name })
+        Ok(Checkpoint { config, generation_config, folder: Some(folder), settings, files, gguf: None, tensors, by_name })
     }
 
     fn open_gguf(path: &Path, access: Access) -> Result<Checkpoint> {
@@ -284,6 +338,7 @@ impl Checkpoint {
             config: translated.config,
             generation_config: Some(translated.generation_config),
             folder,
+            settings: Ok(Settings::default()),
             files,
             gguf: parts.into_iter().next(),
             tensors: translated.tensors,
@@ -329,5 +384,5 @@ fn without_weights(folder: &Path) -> Error {
     if ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|file| folder.join(file).exists()) {
         return Error::new(Kind::Unsupported, format!("{label}: the weights are Python pickles; convert them to safetensors"));
     }
-    Error::new(Kind::NotFound, format!("{label}: has config.json, but neither model.safetensors nor {INDEX}"))
+    Error::new(Kind::NotFound, format!("{label}: has a config, but neither model.safetensors nor {INDEX} nor {}", native::WEIGHTS))
 }

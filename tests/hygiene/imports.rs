@@ -25,13 +25,14 @@ const ORDER: &[&[&str]] = &[
     &["abi"],
 ];
 
-/// Where `unsafe` is let in: the C border, the processor and the device, bodies of operations that share one workspace, a
+/// Where `unsafe` is let in: the C border, the processor and the device, memory that operations of one step share, a
 /// mapped file, bytes seen as numbers.
 const UNSAFE_PLACES: &[&str] = &[
     "src/abi/",
     "src/backend/cpu/",
     "src/backend/cuda/",
     "src/cache/pages.rs",
+    "src/cache/state.rs",
     "src/comm/nccl.rs",
     "src/ops/",
     "src/tensor/view.rs",

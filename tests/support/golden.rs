@@ -58,7 +58,7 @@ pub fn folders() -> Vec<PathBuf> {
     let mut found = Vec::new();
     for place in [root.join("tests/fixtures/models"), root.join("../shared/reference/models")] {
         let Ok(entries) = std::fs::read_dir(place) else { continue };
-        found.extend(entries.flatten().map(|e| e.path()).filter(|p| p.join("golden.safetensors").exists()));
+        found.extend(entries.flatten().map(|e| e.path()).filter(|p| p.join("golden.safetensors").exists() && !p.join("adapter_config.json").exists()));
     }
     found.sort();
     found

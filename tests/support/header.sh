@@ -1,6 +1,14 @@
 #!/bin/sh
 # Makes include/metrale.h from src/abi, or with `--check` says whether the committed one is what would be made.
 # Needs cbindgen 0.29 (`cargo install cbindgen --version '^0.29'`), found through $CBINDGEN or the path.
+#
+# cbindgen takes every public constant and type of a crate, so it is shown the files of src/abi alone, as one file
+# without their opening comments; the order of the files is the order of the header.
 set -eu
 cd "$(dirname "$0")/../.."
-exec "${CBINDGEN:-cbindgen}" --quiet --config cbindgen.toml --crate metrale --output include/metrale.h ${1:+--verify} .
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+for noun in status types library error plan load model tokenize text sampler sequence work results; do
+    grep -v '^//!\|^#!\[' "src/abi/$noun.rs"
+done >"$folder/abi.rs"
+"${CBINDGEN:-cbindgen}" --quiet --config cbindgen.toml --output include/metrale.h ${1:+--verify} "$folder/abi.rs"
