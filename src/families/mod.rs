@@ -2,12 +2,15 @@
 
 mod deepseek_v3;
 mod deepseek_v4;
+mod deepseek_v41;
 mod dense;
 mod facts;
 mod gemma3;
 mod glm4_moe;
+mod glm5_next;
 mod gpt_oss;
 mod kimi_linear;
+mod kimi_k3;
 mod laguna;
 mod lfm2;
 mod longcat_flash;
@@ -69,6 +72,9 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["longcat_flash"], build: longcat_flash::build },
     Family { names: &["longcat_flash_ngram"], build: longcat_flash_ngram::build },
     Family { names: &["deepseek_v4"], build: deepseek_v4::build },
+    Family { names: &["deepseek_v41", "deepseek_v41_text"], build: deepseek_v41::build },
+    Family { names: &["glm5_next", "glm5_next_text"], build: glm5_next::build },
+    Family { names: &["kimi_k3"], build: kimi_k3::build },
 ];
 
 /// The family of a config, and its normalised model type.
