@@ -140,11 +140,10 @@ fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool
                     }
                     (Some(stored), _) => fill(stored, part, layout, cols, rows, &mut panel, &mut scratch),
                     (None, Supply::Random(random)) => {
-                        scratch.rows(rows.len(), cols).and_then(|values| {
+                        scratch.rows(rows.len(), cols).map(|values| {
                             for (lane, row) in values.chunks_mut(cols).enumerate() {
                                 random.matrix_row(&part.tensor, part.stored(index * LANES + lane), row);
                             }
-                            Ok(())
                         }).and_then(|()| fill_values(random.dtype, layout, cols, rows.len(), &mut panel, &mut scratch))
                     }
                     (None, Supply::Checkpoint(_)) => Ok(()),
