@@ -7,7 +7,7 @@ use crate::cache::StateLayout;
 use crate::circuit::{Circuit, Needs, Program, Tape, fuse, lower};
 use crate::error::{Error, Kind, Result};
 use crate::families::loader_for_config;
-use crate::layers::Config;
+use crate::layers::{Config, RopeParameters};
 use crate::model::{Build, Model};
 use crate::ops::{KvType, Value, WeightId};
 use crate::options::{Compute, LoadOptions};
@@ -32,7 +32,8 @@ pub(super) struct Prepared {
     pub options: LoadOptions,
 }
 
-/// Context taken where the host names none and the model would allow more.
+/// Context taken where the host names none and the model would allow more. A model whose rotary frequencies depend on the longest
+/// sequence (LongRoPE) keeps those it was trained with.
 const DEFAULT_CONTEXT: usize = 4096;
 
 impl Prepared {
@@ -44,7 +45,7 @@ impl Prepared {
         // Models that also see have their language model's numbers in an object of their own.
         let text = config.opt_object("text_config")?.unwrap_or(config);
         let longest = text.usize_or("max_position_embeddings", text.usize_or("model_max_length", 2048)?)?;
-        let context = if options.context == 0 { longest.min(DEFAULT_CONTEXT) } else { options.context };
+        let context = if options.context == 0 { longest.min(DEFAULT_CONTEXT).min(RopeParameters::trained(&config)?) } else { options.context };
         ensure!(
             context <= longest,
             LimitExceeded,
