@@ -140,11 +140,10 @@ fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool
                     }
                     (Some(stored), _) => fill(stored, part, layout, cols, rows, &mut panel, &mut scratch),
                     (None, Supply::Random(random)) => {
-                        scratch.rows(rows.len(), cols).and_then(|values| {
+                        scratch.rows(rows.len(), cols).map(|values| {
                             for (lane, row) in values.chunks_mut(cols).enumerate() {
                                 random.matrix_row(&part.tensor, part.stored(index * LANES + lane), row);
                             }
-                            Ok(())
                         }).and_then(|()| fill_values(random.dtype, layout, cols, rows.len(), &mut panel, &mut scratch))
                     }
                     (None, Supply::Checkpoint(_)) => Ok(()),
@@ -347,6 +346,11 @@ fn fill_stored(dtype: DType, layout: Layout, cols: usize, stored: &[&[u8]], pane
             sized(&mut scratch.scale, rows * blocks)?;
             sized(&mut scratch.min, rows * blocks)?;
             let mut unpacked = Unpacked::new();
+            // Formats with a table unpack to its values; the panel wants the codes.
+            let codes = match layout {
+                Layout::I4Table { table, .. } => Some(codes_of(&table)),
+                _ => None,
+            };
             for (lane, bytes) in stored.iter().enumerate() {
                 for (index, bytes) in bytes.chunks_exact(dtype.block_bytes()).enumerate() {
                     quant::unpack(dtype, bytes, &mut unpacked)?;
@@ -354,6 +358,9 @@ fn fill_stored(dtype: DType, layout: Layout, cols: usize, stored: &[&[u8]], pane
                         bail!(Internal, "{dtype} has a scale per {}, {layout:?} one per {block}", unpacked.sub_len);
                     }
                     let (len, subs) = (unpacked.len, unpacked.len / block);
+                    if let Some(codes) = &codes {
+                        unpacked.codes[..len].iter_mut().for_each(|c| *c = codes[usize::from(*c as u8)]);
+                    }
                     scratch.codes[lane * cols + index * len..][..len].copy_from_slice(&unpacked.codes[..len]);
                     scratch.scale[lane * blocks + index * subs..][..subs].copy_from_slice(&unpacked.scale[..subs]);
                     scratch.min[lane * blocks + index * subs..][..subs].copy_from_slice(&unpacked.min[..subs]);
@@ -370,6 +377,13 @@ fn fill_stored(dtype: DType, layout: Layout, cols: usize, stored: &[&[u8]], pane
             layout.fill_codes(cols, panel, &rows)
         }
     }
+}
+
+/// By value (as a byte), the code of a table that stands for it.
+fn codes_of(table: &[i8; 16]) -> [i8; 256] {
+    let mut codes = [0; 256];
+    table.iter().enumerate().rev().for_each(|(code, value)| codes[usize::from(*value as u8)] = code as i8);
+    codes
 }
 
 /// Fills one panel from the values in `scratch`, stored as `dtype` first.

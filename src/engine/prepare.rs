@@ -45,7 +45,7 @@ impl Prepared {
         let config = Config::new(checkpoint.config())?;
         // Models that also see have their language model's numbers in an object of their own.
         let text = config.opt_object("text_config")?.unwrap_or(config);
-        let longest = text.usize_or("max_position_embeddings", 2048)?;
+        let longest = text.usize_or("max_position_embeddings", text.usize_or("model_max_length", 2048)?)?;
         let context = if options.context == 0 { longest.min(DEFAULT_CONTEXT) } else { options.context };
         ensure!(
             context <= longest,
@@ -235,6 +235,9 @@ pub(super) fn layout_for(form: Form, cols: usize, compute: Compute) -> Result<La
     }
     let min = matches!(dtype, DType::Q4_1 | DType::Q5_1 | DType::Q2K | DType::Q4K | DType::Q5K);
     let block = format.sub_len;
+    if let Some(table) = crate::quant::table(dtype) {
+        return Ok(Layout::I4Table { block, table });
+    }
     Ok(match format.codes {
         (0..=15, 0..=15) if min => Layout::I4 { block, min },
         (-8..=7, -8..=7) if !min => Layout::I4 { block, min },

@@ -76,6 +76,10 @@ impl<'a> Keys<'a> {
         Error::new(Kind::Unsupported, format!("{}: {text}", self.gguf().source().label())).named(name)
     }
 
+    pub(super) fn shape(&self, name: &str) -> Option<&'a [usize]> {
+        self.parts.iter().find_map(|p| p.tensor(name)).map(|t| t.shape.as_slice())
+    }
+
     pub(super) fn has_tensor(&self, name: &str) -> bool {
         self.parts.iter().any(|p| p.tensor(name).is_some())
     }

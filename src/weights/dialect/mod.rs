@@ -3,6 +3,7 @@
 //! A dialect is data: the config it derives from metadata, and for each tensor its other name and what converters did
 //! to the values. Everything it leaves unnamed stays reachable under the file's own name.
 
+mod deepseek41;
 mod gemma3;
 mod glm4_moe;
 mod gpt_oss;
@@ -30,7 +31,7 @@ pub(super) struct Dialect {
     config: fn(&Keys<'_>, &mut Config) -> Result<()>,
     /// Tensors outside the layers: stems (without `.weight`) there and here.
     top: &'static [Rename],
-    /// Tensors of a layer: stems after `blk.N.` there and `model.layers.N.` here.
+    /// Tensors of a layer: stems after `blk.N.` there and `model.layers.N.` here (`layers.N.` for those with a leading slash).
     layer: &'static [Rename],
 }
 
@@ -45,6 +46,7 @@ static DIALECTS: &[&Dialect] = &[
     &gpt_oss::DIALECT,
     &glm4_moe::DIALECT,
     &minimax_m2::DIALECT,
+    &deepseek41::DIALECT,
 ];
 
 /// A tensor's two names, and what the file does to its values.
@@ -67,6 +69,8 @@ enum Stored {
     Experts,
     /// Not at all, and the other name is whole: nothing follows it.
     Bare,
+    /// As matrices `[groups, rows, columns]` that are one of `groups * rows` rows here.
+    Stacked,
 }
 
 const fn same(gguf: &'static str, hf: &'static str) -> Rename {
@@ -130,6 +134,11 @@ fn place(dialect: &Dialect, info: &TensorInfo, file: usize, config: &Value) -> R
     let mut one = located(name);
     match rename.stored {
         Stored::Same | Stored::Bare => {}
+        Stored::Stacked => {
+            if let [groups, rows, cols] = info.shape[..] {
+                one.shape = vec![groups * rows, cols];
+            }
+        }
         Stored::OnePlus => one.offset = -1.0,
         Stored::Interleaved(heads_key) => {
             let heads = config.get(heads_key).and_then(Value::as_u64).unwrap_or(0) as usize;
@@ -184,10 +193,11 @@ fn hf_name(dialect: &Dialect, name: &str) -> Option<(&'static Rename, String)> {
         return None;
     }
     let rename = dialect.layer.iter().find(|r| r.gguf == stem)?;
-    if rename.stored == Stored::Bare {
-        return Some((rename, format!("model.layers.{number}.{}", rename.hf)));
-    }
-    Some((rename, format!("model.layers.{number}.{}.{leaf}", rename.hf)))
+    let module = match rename.hf.strip_prefix('/') {
+        Some(module) => format!("layers.{number}.{module}"),
+        None => format!("model.layers.{number}.{}", rename.hf),
+    };
+    Some((rename, if rename.stored == Stored::Bare { module } else { format!("{module}.{leaf}") }))
 }
 
 /// The rotary scaling of a key whose factors the file lists one by one.
