@@ -29,6 +29,8 @@ pub(super) struct Prepared {
     pub compute: Compute,
     /// Longest sequence.
     pub context: usize,
+    /// Most bytes of packed experts, where they stay in their file.
+    pub expert_budget: Option<u64>,
     pub options: LoadOptions,
 }
 
@@ -52,6 +54,7 @@ impl Prepared {
             "a context of {context} tokens was asked for; the model's limit is {longest} (max_position_embeddings)"
         );
         let compute = Compute::resolve(options.compute)?;
+        let expert_budget = options.expert_budget()?.filter(|_| options.synthetic.is_none());
         // A checkpoint stored in f32 gets a cache of the same precision.
         let stored = checkpoint.describe().by_dtype.first().map(|(dtype, _)| *dtype);
         let exact = compute == Compute::F32 || stored == Some(DType::F32) && options.synthetic.is_none();
@@ -83,7 +86,8 @@ impl Prepared {
                 }
             });
         }
-        Ok(Prepared { checkpoint: Arc::new(checkpoint), model_type, model, declarations, layouts, compute, context, options: options.clone() })
+        let checkpoint = Arc::new(checkpoint);
+        Ok(Prepared { checkpoint, model_type, model, declarations, layouts, compute, context, expert_budget, options: options.clone() })
     }
 
     /// The circuit with formats connected, fused unless `plain`.
@@ -114,11 +118,17 @@ impl Prepared {
         Needs { f32: layouts.iter().any(|l| !l.is_integer()), q8: layouts.iter().any(|l| l.is_integer()) }
     }
 
+    /// Whether a weight's experts stay in their file.
+    pub fn pages(&self, spec: &WeightSpec) -> Result<bool> {
+        Ok(self.expert_budget.is_some() && pack::pageable(&self.checkpoint, spec)?)
+    }
+
     /// Bytes by class, for `sequences` sequences of the longest context.
     pub fn plan(&self, sequences: usize) -> Result<Plan> {
-        let mut weights = 0u64;
+        let (mut weights, mut paged) = (0u64, 0u64);
         for (spec, layouts) in self.declarations.weights.iter().zip(&self.layouts) {
-            weights += match spec.role {
+            let place = if self.pages(spec)? { &mut paged } else { &mut weights };
+            *place += match spec.role {
                 Role::Matrix | Role::Experts => {
                     let bytes = |(part, layout): (&Part, &Layout)| Packed::bytes(*layout, part.rows, spec.cols).unwrap_or(0) as u64;
                     spec.parts().zip(layouts).map(bytes).sum()
@@ -127,6 +137,7 @@ impl Prepared {
                 Role::Vector { .. } => (spec.cols * 4) as u64,
             };
         }
+        weights += paged.min(self.expert_budget.unwrap_or(0));
         let pages = self.context.div_ceil(crate::ops::PAGE) as u64;
         let kv: u64 = self.declarations.kv.iter().map(|spec| pages * spec.page_bytes() as u64).sum();
         let mut scratch = 0;
