@@ -19,6 +19,7 @@ mod load;
 mod model;
 mod plan;
 mod pointer;
+mod quiet;
 mod results;
 mod sampler;
 mod sequence;

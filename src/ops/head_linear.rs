@@ -85,10 +85,7 @@ impl Op for HeadLinear {
 
     fn scalar(&self, frame: &Frame<'_>) {
         let y = frame.output(self.y);
-        let (inputs, outputs) = {
-            let per_head = (frame.slot(self.x).width / self.heads - self.tail, y.width() / self.heads - self.tail);
-            per_head
-        };
+        let (inputs, outputs) = (frame.slot(self.x).width / self.heads - self.tail, y.width() / self.heads - self.tail);
         let cols = if self.transposed { outputs } else { inputs };
         let mut w = vec![0.0f32; cols];
         for r in 0..y.rows() {
