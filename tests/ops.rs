@@ -121,7 +121,7 @@ fn compare(name: &str, declare: impl Fn(&mut Declarations) -> Vec<u32>, layout: 
     let program = Program::new(circuit, 64, 4, &[]).unwrap();
     let pool = Pool::new(3).unwrap();
     let mut workspaces = [0, 1].map(|_| Workspace::new(program.workspace_bytes()).unwrap());
-    let pools: Vec<_> = d.kv.iter().map(|spec| PagePool::new(spec.page_bytes())).collect();
+    let pools: Vec<_> = d.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), 256)).collect();
     let mut caches: [Vec<Vec<LayerPages>>; 2] =
         [0, 1].map(|_| (0..3).map(|_| pools.iter().map(|p| LayerPages::new(p, 256).unwrap()).collect()).collect());
     let states = StatePool::new(StateLayout::new(&d.slots, 1).unwrap());

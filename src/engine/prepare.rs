@@ -3,7 +3,7 @@
 use super::pack;
 use super::plan::Plan;
 use super::runner::Shape;
-use crate::cache::StateLayout;
+use crate::cache::{PagePool, StateLayout};
 use crate::circuit::{Circuit, Needs, Program, Tape, fuse, lower};
 use crate::error::{Error, Kind, Result};
 use crate::families::loader_for_config;
@@ -138,8 +138,7 @@ impl Prepared {
             };
         }
         weights += paged.min(self.expert_budget.unwrap_or(0));
-        let pages = self.context.div_ceil(crate::ops::PAGE) as u64;
-        let kv: u64 = self.declarations.kv.iter().map(|spec| pages * spec.page_bytes() as u64).sum();
+        let kv = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences)).sum();
         let mut scratch = 0;
         for shape in Shape::ALL {
             scratch = scratch.max(self.program(shape, false, &[])?.0.workspace_bytes() as u64);
@@ -148,7 +147,7 @@ impl Prepared {
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
         let states = (2 * sequences as u64 + 1) * 4;
         let state = states * layout.slot_floats() as u64;
-        Ok(Plan { weights, kv: kv * sequences as u64, state, scratch, other: states * self.model.dims().vocab as u64 })
+        Ok(Plan { weights, kv, state, scratch, other: states * self.model.dims().vocab as u64 })
     }
 }
 
