@@ -257,6 +257,32 @@ macro_rules! op_common {
     };
 }
 
+/// `solo`, `scalar` and `run` of an operation whose rows are computed one by one: `fn row(&self, frame, row, y: &mut [f32])` is both the
+/// definition and the body. `$cost` weighs an element's work against a plain multiply-add.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! op_by_row {
+    ($cost:literal) => {
+        fn solo(&self, frame: &$crate::ops::Frame<'_>) -> bool {
+            frame.rows(self.y) <= $crate::ops::row_grain(frame.slot(self.y).width * $cost)
+        }
+        #[allow(unsafe_code)]
+        fn scalar(&self, frame: &$crate::ops::Frame<'_>) {
+            let y = frame.output(self.y);
+            for row in 0..y.rows() {
+                // SAFETY: alone.
+                self.row(frame, row, unsafe { y.row(row) });
+            }
+        }
+        #[allow(unsafe_code)]
+        fn run(&self, frame: &$crate::ops::Frame<'_>, turn: &$crate::ops::Turn<'_>) {
+            let y = frame.output(self.y);
+            // SAFETY: `each_row` gives a row to one worker.
+            turn.each_row(y.rows(), y.width() * $cost, |row| self.row(frame, row, unsafe { y.row(row) }));
+        }
+    };
+}
+
 /// A worker's turn at one operation: the worker, and the counter its operation shares work through.
 pub struct Turn<'a> {
     /// The worker.
