@@ -9,8 +9,9 @@ use metrale::backend::cpu::pool::Pool;
 use metrale::cache::{LayerPages, PagePool};
 use metrale::circuit::{Needs, Program, Tape, Workspace, lower};
 use metrale::error::Result;
+use metrale::layers::{Mixer, Mla, MlaDims, MlaForm, RopeParameters, Ropes};
 use metrale::ops::{self, *};
-use metrale::weights::{Declarations, Part, Role, Source};
+use metrale::weights::{Declarations, Part, Pick, Role, Source};
 use std::sync::atomic::AtomicBool;
 
 /// Numbers in -1..1 that depend on the seed alone.
@@ -507,4 +508,88 @@ fn hashes_of_tokens() {
         let (x, kv) = (b.given(3 * 24), b.given(4 * 24));
         b.t.op(EngramInject { x, kv, q: WeightId(w[0]), k: WeightId(w[1]), streams: 3, eps: 1e-6, y: Value::NONE })
     });
+}
+
+/// Element `(row, col)` of a checkpoint's tensor that does not exist: a number that depends on its name and place alone.
+fn element(tensor: &str, row: usize, col: usize) -> f32 {
+    let seed = tensor.bytes().fold(7u64, |s, b| s.wrapping_mul(31).wrapping_add(u64::from(b)));
+    random(1, seed ^ ((row as u64) << 32 | col as u64).wrapping_mul(0x2545_f491_4f6c_dd1d))[0]
+}
+
+/// The weights of some declarations, all from the tensors of one such checkpoint.
+fn checkpoint(d: &Declarations) -> Vec<Weight> {
+    let value = |part: &Part, row: usize, col: usize| match part.pick {
+        Pick::Transposed { from, .. } => element(&part.tensor, from + col, part.stored(row)),
+        _ => element(&part.tensor, part.stored(row), col),
+    };
+    let matrix = |parts: &[Part], cols: usize| {
+        let packed = parts.iter().map(|part| {
+            let mut packed = Packed::new(Layout::F32, part.rows, cols).unwrap();
+            let values: Vec<f32> = (0..part.rows * cols).map(|i| value(part, i / cols, i % cols)).collect();
+            packed.panels_mut().zip(values.chunks(LANES * cols)).for_each(|(panel, rows)| fill(Layout::F32, cols, panel, rows));
+            packed
+        });
+        Matrix { parts: packed.collect() }
+    };
+    let weight = |spec: &metrale::weights::WeightSpec| match (&spec.source, spec.role) {
+        (Source::Tensors(parts), Role::Vector { .. }) => Weight::Vector(parts.iter().flat_map(|p| (0..p.rows).map(move |r| 1.0 + value(p, r, 0))).collect()),
+        (Source::Tensors(parts), _) => Weight::Matrix(matrix(parts, spec.cols)),
+        (Source::Experts(experts), _) => Weight::Experts(experts.iter().map(|parts| matrix(parts, spec.cols)).collect()),
+        (Source::Constant(values), _) => Weight::Vector(values.clone()),
+    };
+    d.weights.iter().map(weight).collect()
+}
+
+#[test]
+fn both_forms_of_latent_attention_agree() {
+    let dims = MlaDims {
+        hidden: 48,
+        heads: 3,
+        q_rank: None,
+        kv_rank: 20,
+        nope_dim: 12,
+        rope_dim: 8,
+        value_dim: 16,
+        scale: 0.2,
+        rope: Some((0, RopeStyle::Pairs)),
+        eps: 1e-6,
+        bias: false,
+        query_factor: 1.5,
+        latent_factor: 0.5,
+        position_scale: Some((0.1, 8)),
+        output_gate: true,
+        form: MlaForm::Latent,
+        kv_type: KvType::F32,
+    };
+    for q_rank in [None, Some(24)] {
+        let rows = [MlaForm::Latent, MlaForm::Expanded].map(|form| {
+            let mut d = Declarations::default();
+            let mut ropes = Ropes::default();
+            ropes.add(&mut d, RopeParameters::plain(100.0, 8));
+            let layer = Mla::new(&mut d, "attn", MlaDims { q_rank, form, ..dims });
+            let weights = checkpoint(&d);
+            let mut tape = Tape::new(&d, true);
+            let x = Bench { t: &mut tape, seed: 1 }.given(48);
+            let tables = ropes.record(&mut tape);
+            let output = Mixer::record(&layer, &mut tape, x, &tables);
+            let mut circuit = tape.finish(output).unwrap();
+            lower(&mut circuit, &|_| Needs { f32: true, q8: false });
+            let program = Program::new(circuit, 64, 1, &[]).unwrap();
+            let mut workspace = Workspace::new(program.workspace_bytes()).unwrap();
+            let mut pages: Vec<LayerPages> = d.kv.iter().map(|s| LayerPages::new(&PagePool::new(s.page_bytes()), 64).unwrap()).collect();
+            let mut batch = Batch { kv_states: d.kv.len(), tokens: vec![1; 40], positions: (0..40).collect(), ..Batch::default() };
+            batch.segments.push(Segment { rows: 0..40, position: 0 });
+            for pages in &mut pages {
+                pages.reserve(0, 40).unwrap();
+                batch.kv.push(KvPages::new(pages.pointers()));
+            }
+            program.run(&Pool::new(2).unwrap(), &mut workspace, &batch, &weights, &AtomicBool::new(false)).unwrap();
+            let mut rows = Vec::new();
+            program.read(&mut workspace, &batch, output, &mut rows).unwrap();
+            rows
+        });
+        let most = rows[1].iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        let apart = rows[0].iter().zip(&rows[1]).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(most > 0.1 && apart < 1e-5 * most, "{apart} of {most}");
+    }
 }

@@ -89,9 +89,12 @@ impl Common {
         let mut ropes = Ropes::default();
         let dim = self.attention.rope_dim;
         let plain = ropes.add(d, RopeParameters::plain(c.f64_or("rope_theta", 1e4)?, dim));
+        // Converters may leave the published scaling out of a GGUF file.
+        let published = json!({"type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 65536});
+        let scaling = c.get("rope_scaling").or(b.checkpoint.gguf().map(|_| &published));
         let scaled = json!({
             "rope_theta": c.f64_or("compress_rope_theta", 160_000.0)?,
-            "rope_scaling": c.get("rope_scaling"),
+            "rope_scaling": scaling,
             "max_position_embeddings": self.dims.context,
         });
         let scaled = RopeParameters { factor: 1.0, ..RopeParameters::read(&Config::new(&scaled)?, dim, None, b.context)? };
