@@ -22,8 +22,6 @@ fn exact(path: &Path, threads: usize) -> Result<Arc<Engine>, String> {
 const PENDING: &[&str] = &[
     "gemma4",
     "gemma4_moe",
-    "kimi_linear",
-    "nemotron_h_puzzle",
     "nllb",
     "qwen4_exp",
     "step3p7",

@@ -129,6 +129,30 @@ impl LayerPages {
         self.pointers.truncate(len.div_ceil(PAGE));
     }
 
+    /// Number of pages.
+    pub fn count(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Bytes of a page.
+    pub fn page_bytes(&self) -> usize {
+        self.pool.page_bytes
+    }
+
+    /// The bytes of page `index`.
+    pub fn page(&self, index: usize) -> &[u8] {
+        // SAFETY: a page has `page_bytes` initialised bytes; it is written only through `&mut self` or by a run that borrows
+        // its sequence exclusively, and not at all while it is shared.
+        unsafe { std::slice::from_raw_parts(self.pages[index].memory.0, self.pool.page_bytes) }
+    }
+
+    /// Writes page `index`, which [`LayerPages::reserve`] made this list's own.
+    pub fn write_page(&mut self, index: usize, bytes: &[u8]) {
+        assert!(bytes.len() == self.pool.page_bytes && Arc::get_mut(&mut self.pages[index]).is_some(), "reserve() made the page writable");
+        // SAFETY: the lengths are equal and nobody else holds the page.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pages[index].memory.0, bytes.len()) };
+    }
+
     /// First bytes of the pages, in order.
     pub fn pointers(&self) -> &[*mut u8] {
         &self.pointers

@@ -11,7 +11,7 @@ use crate::backend::cpu::pool::{Pool, available_threads};
 use crate::backend::cpu::simd;
 use crate::cache::{PagePool, State, StateLayout, StatePool};
 use crate::error::{Error, Kind, Result};
-use crate::ops::Weight;
+use crate::ops::{ExpertCache, Weight};
 use crate::options::{Compute, LoadOptions};
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::weights::{Role, Source, WeightSpec};
@@ -65,7 +65,12 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
     };
     let mut weights = crate::error::vec_with_capacity(prepared.declarations.weights.len(), "the list of weights")?;
     let mut done = 0;
+    let experts = Arc::new(ExpertCache::new(prepared.expert_budget.unwrap_or(0)));
     for (index, spec) in prepared.declarations.weights.iter().enumerate() {
+        if prepared.pages(spec)? {
+            weights.push(pack::paged(&prepared.checkpoint, spec, &prepared.layouts[index], &experts)?);
+            continue;
+        }
         let weight = pack::read(&supply, spec, &prepared.layouts[index], &pool)?;
         done += weight.bytes() as u64;
         weights.push(weight);

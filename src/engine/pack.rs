@@ -3,9 +3,9 @@
 use super::synthetic::Random;
 use crate::backend::cpu::pack::{CodeRow, LANES, Layout, Packed};
 use crate::backend::cpu::pool::Pool;
-use crate::bail;
+use crate::{bail, ensure};
 use crate::error::{Error, Kind, Result, vec_filled};
-use crate::ops::{Matrix, StoredRows, Weight};
+use crate::ops::{ExpertCache, Matrix, PagedExperts, PanelSource, StoredRows, Weight};
 use crate::quant::{self, Unpacked};
 use crate::tensor::DType;
 use crate::weights::{Checkpoint, CodeForm, Form, Part, Pick, Role, Source, Stored, WeightSpec};
@@ -140,11 +140,10 @@ fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool
                     }
                     (Some(stored), _) => fill(stored, part, layout, cols, rows, &mut panel, &mut scratch),
                     (None, Supply::Random(random)) => {
-                        scratch.rows(rows.len(), cols).and_then(|values| {
+                        scratch.rows(rows.len(), cols).map(|values| {
                             for (lane, row) in values.chunks_mut(cols).enumerate() {
                                 random.matrix_row(&part.tensor, part.stored(index * LANES + lane), row);
                             }
-                            Ok(())
                         }).and_then(|()| fill_values(random.dtype, layout, cols, rows.len(), &mut panel, &mut scratch))
                     }
                     (None, Supply::Checkpoint(_)) => Ok(()),
@@ -160,6 +159,63 @@ fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool
         Some(e) => Err(e),
         None => Ok(packed),
     }
+}
+
+/// Rows of one expert's part at a time, out of the file (see [`PagedExperts`]).
+struct InFileExperts {
+    /// By expert and part: the tensor, and the part as it reads it.
+    parts: Vec<Vec<(Stored, Part, Layout)>>,
+    cols: usize,
+}
+
+impl PanelSource for InFileExperts {
+    fn pack(&self, expert: usize, part: usize, rows: Range<usize>) -> Result<Packed> {
+        let (stored, part, layout) = &self.parts[expert][part];
+        let mut packed = Packed::new(*layout, rows.len(), self.cols)?;
+        let mut scratch = Scratch::default();
+        for (panel, start) in packed.panels_mut().zip(rows.clone().step_by(LANES)) {
+            fill(stored, part, *layout, self.cols, start..(start + LANES).min(rows.end), panel, &mut scratch)?;
+        }
+        Ok(packed)
+    }
+}
+
+/// Whether a weight's experts can stay in their file: not where inputs are stored first, since a panel's rows then cross all of it.
+pub(super) fn pageable(checkpoint: &Checkpoint, spec: &WeightSpec) -> Result<bool> {
+    // Matrices that every token meets (those of heads) gain nothing from staying in the file.
+    if spec.role != Role::Experts || spec.active >= spec.experts() {
+        return Ok(false);
+    }
+    for part in spec.parts() {
+        if matches!(part.pick, Pick::Transposed { .. }) && matches!(oriented(part, &find(checkpoint, &part.tensor)?).pick, Pick::Transposed { .. }) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The experts of a weight, left in their file.
+pub(super) fn paged(checkpoint: &Checkpoint, spec: &WeightSpec, layouts: &[Layout], cache: &Arc<ExpertCache>) -> Result<Weight> {
+    let Source::Experts(experts) = &spec.source else { bail!(Internal, "{}: no experts to leave in their file", spec.name) };
+    let mut layouts = layouts.iter().copied();
+    let mut parts = crate::error::vec_with_capacity(experts.len(), "the list of experts")?;
+    // Experts may differ in format; a place is as large as the largest.
+    let mut most = 0;
+    for own in experts {
+        let mut list = Vec::with_capacity(own.len());
+        for (part, layout) in own.iter().zip(layouts.by_ref()) {
+            let stored = find(checkpoint, &part.tensor)?;
+            let part = oriented(part, &stored);
+            list.push((stored, part, layout));
+        }
+        most = most.max(list.iter().map(|(_, part, layout)| Packed::bytes(*layout, part.rows, spec.cols).unwrap_or(0) as u64).sum());
+        parts.push(list);
+    }
+    let rows = |list: &Vec<(Stored, Part, Layout)>| list.iter().map(|(_, part, _)| part.rows).collect::<Vec<_>>();
+    let first = parts.first().map(rows).unwrap_or_default();
+    ensure!(parts.iter().all(|list| rows(list) == first), Internal, "{}: experts are put together from different parts", spec.name);
+    let (count, source) = (parts.len(), Box::new(InFileExperts { parts, cols: spec.cols }));
+    Ok(Weight::Paged(PagedExperts::new(source, count, first, spec.cols, most, cache)))
 }
 
 /// A worker's buffers.

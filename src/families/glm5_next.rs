@@ -17,8 +17,8 @@ use crate::weights::Declarations;
 use crate::{bail, ensure};
 
 enum Attention {
-    Delta(Kda),
-    Sparse(SparseMla),
+    Delta(Box<Kda>),
+    Sparse(Box<SparseMla>),
 }
 
 struct Layer {
@@ -117,11 +117,11 @@ pub(super) fn build(outer: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> 
     for i in 0..layers {
         let name = |part: &str| format!("{root}.layers.{i}.{part}");
         let attention = if delta[i] {
-            Attention::Delta(Kda::new(d, &name("self_attn"), kda)?)
+            Attention::Delta(Box::new(Kda::new(d, &name("self_attn"), kda)?))
         } else {
             ensure!(owners[i] || selected, Mismatch, "config.json: indexer_types: layer {i} shares the selection of a layer before it, and there is none");
             selected = true;
-            Attention::Sparse(SparseMla::new(d, &name("self_attn"), mla, q_rank, owners[i].then_some(index)))
+            Attention::Sparse(Box::new(SparseMla::new(d, &name("self_attn"), mla, q_rank, owners[i].then_some(index))))
         };
         let mlp: Box<dyn FeedForward> = if sparse[i] {
             let gate = Linear::new(d, &name("mlp.gate"), count, hidden, false);

@@ -9,6 +9,7 @@ mod gemma3;
 mod glm4_moe;
 mod glm5_next;
 mod gpt_oss;
+mod kimi_linear;
 mod kimi_k3;
 mod laguna;
 mod lfm2;
@@ -61,16 +62,17 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["laguna"], build: laguna::build },
     Family { names: &["lfm2"], build: lfm2::build },
     Family { names: &["qwen3_next"], build: qwen3_next::build },
-    Family { names: &["qwen3_5", "qwen35", "qwen3_5_text"], build: qwen3_5::dense },
+    Family { names: &["qwen3_5", "qwen35", "qwen3_6", "qwen3_5_text"], build: qwen3_5::dense },
     Family { names: &["qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text"], build: qwen3_5::moe },
     Family { names: &["nemotron_h", "nemotron_h_puzzle"], build: nemotron_h::build },
+    Family { names: &["kimi_linear"], build: kimi_linear::build },
     Family { names: &["deepseek_v3"], build: deepseek_v3::build },
     Family { names: &["mistral4"], build: mistral4::build },
-    Family { names: &["mistral3"], build: mistral4::wrapped },
+    Family { names: &["mistral3", "mistral_small4"], build: mistral4::wrapped },
     Family { names: &["longcat_flash"], build: longcat_flash::build },
     Family { names: &["longcat_flash_ngram"], build: longcat_flash_ngram::build },
     Family { names: &["deepseek_v4"], build: deepseek_v4::build },
-    Family { names: &["deepseek_v41", "deepseek_v41_text"], build: deepseek_v41::build },
+    Family { names: &["deepseek_v41", "deepseek_v4_1", "deepseek_v41_text"], build: deepseek_v41::build },
     Family { names: &["glm5_next", "glm5_next_text"], build: glm5_next::build },
     Family { names: &["kimi_k3"], build: kimi_k3::build },
 ];
@@ -91,10 +93,15 @@ pub fn loader_for_config(config: &Value) -> Result<(&'static Family, String)> {
 
 /// Sizes of routed experts, under the names a family's config has for them.
 fn sizes(c: &Config<'_>, common: &dense::Common, count: &str, inner: &str) -> Result<ExpertDims> {
-    let (experts, top_k) = (c.usize(count)?, c.usize("num_experts_per_tok")?);
+    sizes_picking(c, common, count, inner, "num_experts_per_tok")
+}
+
+/// As [`sizes`], with the name for the number of experts a row meets.
+fn sizes_picking(c: &Config<'_>, common: &dense::Common, count: &str, inner: &str, picks: &str) -> Result<ExpertDims> {
+    let (experts, top_k) = (c.usize(count)?, c.usize(picks)?);
     // Each expert has tensors of its own; a count beyond this is no model and would only fill memory with names.
     ensure!(experts <= MOST_EXPERTS, LimitExceeded, "config.json: {count} is {experts}; at most {MOST_EXPERTS} are possible");
-    ensure!(top_k <= experts, Mismatch, "config.json: num_experts_per_tok is {top_k}, {count} is {experts}");
+    ensure!(top_k <= experts, Mismatch, "config.json: {picks} is {top_k}, {count} is {experts}");
     Ok(ExpertDims { hidden: common.hidden, inner: c.usize(inner)?, count: experts, top_k, act: common.act })
 }
 
