@@ -182,7 +182,8 @@ impl PanelSource for InFileExperts {
 
 /// Whether a weight's experts can stay in their file: not where inputs are stored first, since a panel's rows then cross all of it.
 pub(super) fn pageable(checkpoint: &Checkpoint, spec: &WeightSpec) -> Result<bool> {
-    if spec.role != Role::Experts {
+    // Matrices that every token meets (those of heads) gain nothing from staying in the file.
+    if spec.role != Role::Experts || spec.active >= spec.experts() {
         return Ok(false);
     }
     for part in spec.parts() {

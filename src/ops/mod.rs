@@ -68,7 +68,7 @@ pub use frame::{
 };
 pub use expand_heads::ExpandHeads;
 pub use head_linear::HeadLinear;
-pub use hyper::{HyperCollapse, HyperExpand, HyperMix};
+pub use hyper::{HyperCollapse, HyperExpand, HyperMix, MOST_STREAMS};
 pub use index::{IndexBlocks, IndexSelect, Indexer};
 pub use join::Join;
 pub use hash_route::HashRoute;
