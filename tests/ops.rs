@@ -194,11 +194,19 @@ fn elementwise() {
         let x = b.given(33);
         b.t.scale(x, 1.7)
     });
+    for width in [1, 48] {
+        let declare = move |d: &mut Declarations| vec![d.vector("factor", width, 0.0).0];
+        compare(&format!("scale_by {width}"), declare, Layout::F32, 1e-6, |b, w| {
+            let x = b.given(48);
+            b.t.op(ScaleBy { x, factor: WeightId(w[0]), y: Value::NONE })
+        });
+    }
     compare("softcap", none, Layout::F32, 1e-6, |b, _| {
         let x = b.given_size(48, 40.0);
         b.t.op(Softcap { x, cap: 30.0, y: Value::NONE })
     });
-    let bounded = [Activation::ClampedSilu { limit: 2.0 }, Activation::SwigluOai { alpha: 1.702, limit: 2.0 }];
+    let limit = 2.0;
+    let bounded = [Activation::ClampedSilu { limit }, Activation::SiluThenClamp { limit }, Activation::SwigluOai { alpha: 1.702, limit }];
     let plain = [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Relu2, Activation::Sigmoid, Activation::Softplus];
     for act in plain.into_iter().chain(bounded) {
         compare(&format!("act_mul {act:?}"), none, Layout::F32, 1e-6, |b, _| {

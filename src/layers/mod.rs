@@ -18,7 +18,7 @@ mod norm;
 mod rope;
 mod short_conv;
 
-pub use attention::{Attention, AttentionDims, AttentionNames, HeadGating, QkNorm};
+pub use attention::{Attention, AttentionDims, AttentionNames, HeadGating, QkNorm, Values};
 pub use block::{Block, FeedForward, Mixer, OnePart, Part};
 pub use compressed::{Compressed, CompressedDims, Compressor};
 pub use config::Config;
