@@ -23,8 +23,6 @@ const PENDING: &[&str] = &[
     "deepseek_v41",
     "deepseek_v41-gguf",
     "deepseek_v41-mxfp8",
-    "gemma4",
-    "gemma4_moe",
     "glm5_next",
     "glm5_next-mtp",
     "kimi_k3",

@@ -5,6 +5,7 @@ mod deepseek_v4;
 mod dense;
 mod facts;
 mod gemma3;
+mod gemma4;
 mod glm4_moe;
 mod gpt_oss;
 mod laguna;
@@ -45,6 +46,7 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["qwen3"], build: dense::qwen3 },
     Family { names: &["smollm3"], build: dense::smollm3 },
     Family { names: &["gemma3_text"], build: gemma3::build },
+    Family { names: &["gemma4", "gemma4_text"], build: gemma4::build },
     Family { names: &["phi3"], build: phi3::build },
     Family { names: &["olmo2"], build: olmo::olmo2 },
     Family { names: &["olmo3"], build: olmo::olmo3 },
@@ -85,10 +87,15 @@ pub fn loader_for_config(config: &Value) -> Result<(&'static Family, String)> {
 
 /// Sizes of routed experts, under the names a family's config has for them.
 fn sizes(c: &Config<'_>, common: &dense::Common, count: &str, inner: &str) -> Result<ExpertDims> {
-    let (experts, top_k) = (c.usize(count)?, c.usize("num_experts_per_tok")?);
+    sizes_named(c, common, [count, "num_experts_per_tok", inner])
+}
+
+/// As [`sizes`], where experts a row meets have a name of their own too.
+fn sizes_named(c: &Config<'_>, common: &dense::Common, [count, chosen, inner]: [&str; 3]) -> Result<ExpertDims> {
+    let (experts, top_k) = (c.usize(count)?, c.usize(chosen)?);
     // Each expert has tensors of its own; a count beyond this is no model and would only fill memory with names.
     ensure!(experts <= MOST_EXPERTS, LimitExceeded, "config.json: {count} is {experts}; at most {MOST_EXPERTS} are possible");
-    ensure!(top_k <= experts, Mismatch, "config.json: num_experts_per_tok is {top_k}, {count} is {experts}");
+    ensure!(top_k <= experts, Mismatch, "config.json: {chosen} is {top_k}, {count} is {experts}");
     Ok(ExpertDims { hidden: common.hidden, inner: c.usize(inner)?, count: experts, top_k, act: common.act })
 }
 
