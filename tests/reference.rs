@@ -31,8 +31,6 @@ const PENDING: &[&str] = &[
     "nemotron_h_puzzle",
     "nllb",
     "qwen4_exp",
-    "step3p7",
-    "step3p7-mtp",
 ];
 
 fn pending(name: &str) -> bool {

@@ -22,6 +22,7 @@ mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
 mod qwen3_vl;
+mod step3p7;
 
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
@@ -66,6 +67,7 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["deepseek_v3"], build: deepseek_v3::build },
     Family { names: &["mistral4"], build: mistral4::build },
     Family { names: &["mistral3"], build: mistral4::wrapped },
+    Family { names: &["step3p7", "step3p5"], build: step3p7::build },
     Family { names: &["longcat_flash"], build: longcat_flash::build },
     Family { names: &["longcat_flash_ngram"], build: longcat_flash_ngram::build },
     Family { names: &["deepseek_v4"], build: deepseek_v4::build },
