@@ -430,7 +430,7 @@ mod tests {
         let rows = d.experts("rows", vec![slice(0), slice(1)], 32);
         let columns = d.experts("columns", vec![turned(0), turned(1)], 4);
         let biases = d.vector_parts("biases", vec![Part::slice("b", [2, 6, 1], 1, 3).rows_from(1, 2), Part::slice("b", [2, 6, 1], 0, 2)], 0.5);
-        let mut read = |id: crate::ops::WeightId| {
+        let read = |id: crate::ops::WeightId| {
             let spec = &d.weights[id.0 as usize];
             read(&supply, spec, &vec![Layout::F32; spec.parts().count()], &pool).unwrap()
         };
