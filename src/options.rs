@@ -1,5 +1,9 @@
 //! Settings: read once, each with a default, a sentence and, where a host may set it from outside, a `METRALE_` name.
 
+mod precision;
+
+pub use precision::{ModelPart, Precision, PrecisionRule, check as check_precision};
+
 use crate::bail;
 use crate::error::{Error, Kind, Result};
 
@@ -22,6 +26,11 @@ pub struct LoadOptions {
     pub context: usize,
     /// Precision; `None` takes `METRALE_COMPUTE` from the environment, else `Fast`.
     pub compute: Option<Compute>,
+    /// Types that matrices are multiplied in, where they are to differ from the checkpoint's; without rules those of
+    /// `METRALE_PRECISION`.
+    pub precision: Precision,
+    /// Most bytes the model and one sequence may take; 0 takes what the machine has free.
+    pub memory: u64,
     /// Fill the shapes of `config.json` with random weights of this type instead of reading tensors: for timing.
     pub synthetic: Option<Synthetic>,
 }

@@ -26,6 +26,8 @@ mod qwen3_moe;
 mod qwen3_next;
 mod qwen3_vl;
 
+pub use facts::{Facts, facts};
+
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
 use crate::layers::{Config, ExpertDims};
