@@ -3,6 +3,7 @@
 use super::info::Info;
 use super::pack::{self, Supply};
 use super::plan::Plan;
+use super::preflight;
 use super::prepare::Prepared;
 use super::runner::Runner;
 use super::synthetic::Random;
@@ -49,6 +50,7 @@ pub struct Engine {
 pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>) -> Result<Arc<Engine>> {
     let prepared = Prepared::new(path, options)?;
     let plan = prepared.plan(1)?;
+    preflight::check_memory(&plan, prepared.context, options.memory)?;
     let threads = if options.threads == 0 { available_threads() } else { options.threads };
     let pool = Pool::new(threads)?;
     let mut report = |done_bytes: u64, phase: &'static str| -> Result<()> {
@@ -109,6 +111,7 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         simd: simd::table().name(),
         bos: tokenizer.as_ref().ok().and_then(|t| t.bos()),
         end_tokens,
+        drafts: prepared.drafts.clone(),
     };
     report(plan.weights, "done")?;
     Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, pools, states, zero, tokenizer, template }))

@@ -1,11 +1,13 @@
 //! From a checkpoint's tensors to weights as operations use them: panels filled in parallel, vectors decoded.
 
+use super::prepare::layout_for;
 use super::synthetic::Random;
 use crate::backend::cpu::pack::{CodeRow, LANES, Layout, Packed};
 use crate::backend::cpu::pool::Pool;
 use crate::{bail, ensure};
 use crate::error::{Error, Kind, Result, vec_filled};
 use crate::ops::{ExpertCache, Matrix, PagedExperts, PanelSource, StoredRows, Weight};
+use crate::options::Compute;
 use crate::quant::{self, Unpacked};
 use crate::tensor::DType;
 use crate::weights::{Checkpoint, CodeForm, Form, Part, Pick, Role, Source, Stored, WeightSpec};
@@ -133,6 +135,13 @@ fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool
                 let rows = index * LANES..((index + 1) * LANES).min(part.rows);
                 let mut panel = panels[index].lock().unwrap_or_else(PoisonError::into_inner);
                 let done = match (&tensor, supply) {
+                    (Some(_), _) if columns.is_some() && layout.is_integer() => {
+                        let values = columns.as_deref().unwrap_or_default();
+                        scratch
+                            .rows(rows.len(), cols)
+                            .map(|out| out.copy_from_slice(&values[rows.start * cols..rows.end * cols]))
+                            .and_then(|()| fill_values(DType::Q8_0, layout, cols, rows.len(), &mut panel, &mut scratch))
+                    }
                     (Some(_), _) if columns.is_some() => {
                         let values = columns.as_deref().unwrap_or_default();
                         let rows: Vec<&[f32]> = rows.map(|row| &values[row * cols..][..cols]).collect();
@@ -281,6 +290,13 @@ fn columns(tensor: &Stored, part: &Part, width: usize, start: usize, cols: usize
 /// Fills one panel from stored rows.
 fn fill(stored: &Stored, part: &Part, layout: Layout, cols: usize, rows: Range<usize>, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
     match (stored.form(), layout) {
+        // Asked for by a precision rule, not what the checkpoint's own codes become.
+        (form, super::precision::Q8_0) if !layout_for(form, cols, Compute::Fast).is_ok_and(|own| own == layout) => {
+            for (row, values) in rows.clone().zip(scratch.rows(rows.len(), cols)?.chunks_mut(cols)) {
+                stored.decode_row(part.stored(row), values)?;
+            }
+            fill_values(DType::Q8_0, layout, cols, rows.len(), panel, scratch)
+        }
         (Form::Plain(dtype), _) if layout.is_integer() || matches!((dtype, layout), (DType::BF16, Layout::Bf16) | (DType::F16, Layout::F16)) => {
             let row = |lane| if rows.start + lane < rows.end { stored.plain_row(part.stored(rows.start + lane), cols) } else { &[] };
             let stored: [&[u8]; LANES] = std::array::from_fn(row);

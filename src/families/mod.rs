@@ -28,6 +28,8 @@ mod qwen3_next;
 mod qwen3_vl;
 mod step3p7;
 
+pub use facts::{Facts, facts};
+
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
 use crate::layers::{Config, ExpertDims};
