@@ -1,11 +1,13 @@
 //! From a checkpoint's tensors to weights as operations use them: panels filled in parallel, vectors decoded.
 
+use super::prepare::layout_for;
 use super::synthetic::Random;
 use crate::backend::cpu::pack::{CodeRow, LANES, Layout, Packed};
 use crate::backend::cpu::pool::Pool;
 use crate::{bail, ensure};
 use crate::error::{Error, Kind, Result, vec_filled};
 use crate::ops::{ExpertCache, Matrix, PagedExperts, PanelSource, StoredRows, Weight};
+use crate::options::Compute;
 use crate::quant::{self, Unpacked};
 use crate::tensor::DType;
 use crate::weights::{Checkpoint, CodeForm, Form, Part, Pick, Role, Source, Stored, WeightSpec};
@@ -138,6 +140,13 @@ fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool
                 let rows = index * LANES..((index + 1) * LANES).min(part.rows);
                 let mut panel = panels[index].lock().unwrap_or_else(PoisonError::into_inner);
                 let done = match (&tensor, supply) {
+                    (Some(_), _) if columns.is_some() && layout.is_integer() => {
+                        let values = columns.as_deref().unwrap_or_default();
+                        scratch
+                            .rows(rows.len(), cols)
+                            .map(|out| out.copy_from_slice(&values[rows.start * cols..rows.end * cols]))
+                            .and_then(|()| fill_values(DType::Q8_0, layout, cols, rows.len(), &mut panel, &mut scratch))
+                    }
                     (Some(_), _) if columns.is_some() => {
                         let values = columns.as_deref().unwrap_or_default();
                         let rows: Vec<&[f32]> = rows.map(|row| &values[row * cols..][..cols]).collect();
@@ -187,7 +196,8 @@ impl PanelSource for InFileExperts {
 
 /// Whether a weight's experts can stay in their file: not where inputs are stored first, since a panel's rows then cross all of it.
 pub(super) fn pageable(checkpoint: &Checkpoint, spec: &WeightSpec) -> Result<bool> {
-    if spec.role != Role::Experts {
+    // Matrices that every token meets (those of heads) gain nothing from staying in the file.
+    if spec.role != Role::Experts || spec.active >= spec.experts() {
         return Ok(false);
     }
     for part in spec.parts() {
@@ -285,6 +295,13 @@ fn columns(tensor: &Stored, part: &Part, width: usize, start: usize, cols: usize
 /// Fills one panel from stored rows.
 fn fill(stored: &Stored, part: &Part, layout: Layout, cols: usize, rows: Range<usize>, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
     match (stored.form(), layout) {
+        // Asked for by a precision rule, not what the checkpoint's own codes become.
+        (form, super::precision::Q8_0) if !layout_for(form, cols, Compute::Fast).is_ok_and(|own| own == layout) => {
+            for (row, values) in rows.clone().zip(scratch.rows(rows.len(), cols)?.chunks_mut(cols)) {
+                stored.decode_row(part.stored(row), values)?;
+            }
+            fill_values(DType::Q8_0, layout, cols, rows.len(), panel, scratch)
+        }
         (Form::Plain(dtype), _) if layout.is_integer() || matches!((dtype, layout), (DType::BF16, Layout::Bf16) | (DType::F16, Layout::F16)) => {
             let row = |lane| if rows.start + lane < rows.end { stored.plain_row(part.stored(rows.start + lane), cols) } else { &[] };
             let stored: [&[u8]; LANES] = std::array::from_fn(row);
@@ -434,7 +451,7 @@ mod tests {
         let rows = d.experts("rows", vec![slice(0), slice(1)], 32);
         let columns = d.experts("columns", vec![turned(0), turned(1)], 4);
         let biases = d.vector_parts("biases", vec![Part::slice("b", [2, 6, 1], 1, 3).rows_from(1, 2), Part::slice("b", [2, 6, 1], 0, 2)], 0.5);
-        let mut read = |id: crate::ops::WeightId| {
+        let read = |id: crate::ops::WeightId| {
             let spec = &d.weights[id.0 as usize];
             read(&supply, spec, &vec![Layout::F32; spec.parts().count()], &pool).unwrap()
         };
