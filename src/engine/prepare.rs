@@ -34,6 +34,8 @@ pub(super) struct Prepared {
     pub options: LoadOptions,
 }
 
+/// Most layers, several times what any published model has.
+const MOST_LAYERS: usize = 1024;
 /// Context taken where the host names none and the model would allow more.
 const DEFAULT_CONTEXT: usize = 4096;
 
