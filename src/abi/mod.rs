@@ -24,6 +24,7 @@ mod results;
 mod sampler;
 mod sequence;
 mod small;
+mod state;
 mod status;
 mod text;
 mod tokenize;

@@ -82,7 +82,7 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
     let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, prepared.model.dims().vocab)?);
     let zero = states.zero()?;
     let runner = Mutex::new(Runner::new(&prepared, states.layout().slots())?);
-    let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes())).collect();
+    let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
     let (tokenizer, end_tokens) = vocabulary::open(&prepared.checkpoint);
     let template = match &tokenizer {
         Ok(tokenizer) => vocabulary::template(tokenizer),
@@ -143,6 +143,11 @@ impl Engine {
     /// Bytes of packed weights.
     pub fn weight_bytes(&self) -> u64 {
         self.weights.iter().map(|w| w.bytes() as u64).sum()
+    }
+
+    /// Bytes of key/value pages that sequences have taken so far.
+    pub fn cache_bytes(&self) -> u64 {
+        self.pools.iter().map(|pool| pool.bytes() as u64).sum()
     }
 
     /// Bytes of weights one decode step reads: matrices, but not tables of which a row is looked up.

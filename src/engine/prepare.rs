@@ -3,11 +3,11 @@
 use super::pack;
 use super::plan::Plan;
 use super::runner::Shape;
-use crate::cache::StateLayout;
+use crate::cache::{PagePool, StateLayout};
 use crate::circuit::{Circuit, Needs, Program, Tape, fuse, lower};
 use crate::error::{Error, Kind, Result};
 use crate::families::loader_for_config;
-use crate::layers::Config;
+use crate::layers::{Config, RopeParameters};
 use crate::model::{Build, Model};
 use crate::ops::{KvType, Value, WeightId};
 use crate::options::{Compute, LoadOptions};
@@ -36,7 +36,8 @@ pub(super) struct Prepared {
 
 /// Most layers, several times what any published model has.
 const MOST_LAYERS: usize = 1024;
-/// Context taken where the host names none and the model would allow more.
+/// Context taken where the host names none and the model would allow more. A model whose rotary frequencies depend on the longest
+/// sequence (LongRoPE) keeps those it was trained with.
 const DEFAULT_CONTEXT: usize = 4096;
 
 impl Prepared {
@@ -47,8 +48,13 @@ impl Prepared {
         let config = Config::new(checkpoint.config())?;
         // Models that also see have their language model's numbers in an object of their own.
         let text = config.opt_object("text_config")?.unwrap_or(config);
+        // Every layer has tensors of its own; a count beyond this is no model and would only fill memory with names.
+        for key in ["num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers"] {
+            let layers = text.count(key)?.unwrap_or(0);
+            ensure!(layers <= MOST_LAYERS, LimitExceeded, "config.json: {key} is {layers}; at most {MOST_LAYERS} are possible");
+        }
         let longest = text.usize_or("max_position_embeddings", text.usize_or("model_max_length", 2048)?)?;
-        let context = if options.context == 0 { longest.min(DEFAULT_CONTEXT) } else { options.context };
+        let context = if options.context == 0 { longest.min(DEFAULT_CONTEXT).min(RopeParameters::trained(&config)?) } else { options.context };
         ensure!(
             context <= longest,
             LimitExceeded,
@@ -139,8 +145,7 @@ impl Prepared {
             };
         }
         weights += paged.min(self.expert_budget.unwrap_or(0));
-        let pages = self.context.div_ceil(crate::ops::PAGE) as u64;
-        let kv: u64 = self.declarations.kv.iter().map(|spec| pages * spec.page_bytes() as u64).sum();
+        let kv = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences)).sum();
         let mut scratch = 0;
         for shape in Shape::ALL {
             scratch = scratch.max(self.program(shape, false, &[])?.0.workspace_bytes() as u64);
@@ -149,7 +154,7 @@ impl Prepared {
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
         let states = (2 * sequences as u64 + 1) * 4;
         let state = states * layout.slot_floats() as u64;
-        Ok(Plan { weights, kv: kv * sequences as u64, state, scratch, other: states * self.model.dims().vocab as u64 })
+        Ok(Plan { weights, kv, state, scratch, other: states * self.model.dims().vocab as u64 })
     }
 }
 

@@ -33,7 +33,7 @@ pub use hyper::{HyperHead, HyperSite, Streams};
 pub use kda::{Kda, KdaDims};
 pub use linear::Linear;
 pub use mamba2::{Mamba2, Mamba2Dims};
-pub use mla::{Mla, MlaDims, MlaForm, MlaParts};
+pub use mla::{MOST_HEADS, Mla, MlaDims, MlaForm, MlaParts};
 pub use mlp::GatedMlp;
 pub use moe::{Latent, Moe, Router};
 pub use norm::RmsNorm;

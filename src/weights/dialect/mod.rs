@@ -3,6 +3,7 @@
 //! A dialect is data: the config it derives from metadata, and for each tensor its other name and what converters did
 //! to the values. Everything it leaves unnamed stays reachable under the file's own name.
 
+mod deepseek2;
 mod deepseek41;
 mod gemma3;
 mod glm4_moe;
@@ -10,6 +11,7 @@ mod gpt_oss;
 mod keys;
 mod llama;
 mod minimax_m2;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
@@ -47,6 +49,8 @@ static DIALECTS: &[&Dialect] = &[
     &glm4_moe::DIALECT,
     &minimax_m2::DIALECT,
     &deepseek41::DIALECT,
+    &deepseek2::DIALECT,
+    &phi3::DIALECT,
 ];
 
 /// A tensor's two names, and what the file does to its values.
