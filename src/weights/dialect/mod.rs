@@ -7,10 +7,12 @@ mod gemma3;
 mod glm4_moe;
 mod gpt_oss;
 mod keys;
+mod lfm2;
 mod llama;
 mod minimax_m2;
 mod qwen2;
 mod qwen3;
+mod qwen35;
 mod qwen3_moe;
 mod qwen3_vl;
 
@@ -45,6 +47,10 @@ static DIALECTS: &[&Dialect] = &[
     &gpt_oss::DIALECT,
     &glm4_moe::DIALECT,
     &minimax_m2::DIALECT,
+    &lfm2::DIALECT,
+    &qwen35::NEXT,
+    &qwen35::DENSE,
+    &qwen35::MOE,
 ];
 
 /// A tensor's two names, and what the file does to its values.
@@ -178,12 +184,14 @@ fn hf_name(dialect: &Dialect, name: &str) -> Option<(&'static Rename, String)> {
     if let Some(rename) = dialect.top.iter().find(|r| r.gguf == stem) {
         return Some((rename, format!("{}.{leaf}", rename.hf)));
     }
-    let (number, stem) = stem.strip_prefix("blk.")?.split_once('.')?;
+    let (number, stem) = name.strip_prefix("blk.")?.split_once('.')?;
     // Only the plain spelling of a number, so that no two names meet in one.
     if number.parse::<u32>().ok()?.to_string() != number {
         return None;
     }
-    let rename = dialect.layer.iter().find(|r| r.gguf == stem)?;
+    // A few tensors have no leaf (`ssm_a`); their other name is whole.
+    let bare = dialect.layer.iter().find(|r| r.gguf == stem && r.stored == Stored::Bare);
+    let rename = bare.or_else(|| dialect.layer.iter().find(|r| stem.strip_suffix(leaf).and_then(|s| s.strip_suffix('.')) == Some(r.gguf)))?;
     if rename.stored == Stored::Bare {
         return Some((rename, format!("model.layers.{number}.{}", rename.hf)));
     }
