@@ -33,6 +33,8 @@ pub struct Captured {
 pub enum Bodies {
     /// Fused circuit, fast bodies, on the pool.
     Fast,
+    /// The circuit as recorded, fast bodies, on the pool: what fusion is tested against.
+    Unfused,
     /// The circuit as recorded, every operation by its definition.
     Definition,
 }
@@ -42,7 +44,7 @@ impl Engine {
     /// every token. For tests and for people who look for where a number comes from.
     pub fn capture(self: &Arc<Self>, tokens: &[i32], slice: usize, names: &[&str], bodies: Bodies) -> Result<Vec<Captured>> {
         ensure!((1..=Shape::MOST_ROWS).contains(&slice), InvalidArgument, "slices of {slice} rows; 1 to {} run", Shape::MOST_ROWS);
-        let mut circuit = self.prepared.circuit(true, bodies == Bodies::Definition)?;
+        let mut circuit = self.prepared.circuit(true, bodies != Bodies::Fast)?;
         let mut values = Vec::with_capacity(names.len());
         for name in names {
             let Some(value) = circuit.named(name) else { crate::bail!(NotFound, "no tensor is named {name:?} in this circuit") };
@@ -62,7 +64,7 @@ impl Engine {
             let (position, pages, state) = (sequence.len(), sequence.kv(), sequence.state.pointers(false));
             runner::fill(&mut batch, &[Work { tokens: piece, position, pages, state }]);
             match bodies {
-                Bodies::Fast => {
+                Bodies::Fast | Bodies::Unfused => {
                     program.run(self.pool(), &mut workspace, &batch, self.weights(), &AtomicBool::new(false))?;
                 }
                 Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights()),

@@ -3,11 +3,11 @@
 use super::pack;
 use super::plan::Plan;
 use super::runner::Shape;
-use crate::cache::StateLayout;
+use crate::cache::{PagePool, StateLayout};
 use crate::circuit::{Circuit, Needs, Program, Tape, fuse, lower};
 use crate::error::{Error, Kind, Result};
 use crate::families::loader_for_config;
-use crate::layers::Config;
+use crate::layers::{Config, RopeParameters};
 use crate::model::{Build, Model};
 use crate::ops::{KvType, Value, WeightId};
 use crate::options::{Compute, LoadOptions};
@@ -29,10 +29,13 @@ pub(super) struct Prepared {
     pub compute: Compute,
     /// Longest sequence.
     pub context: usize,
+    /// Most bytes of packed experts, where they stay in their file.
+    pub expert_budget: Option<u64>,
     pub options: LoadOptions,
 }
 
-/// Context taken where the host names none and the model would allow more.
+/// Context taken where the host names none and the model would allow more. A model whose rotary frequencies depend on the longest
+/// sequence (LongRoPE) keeps those it was trained with.
 const DEFAULT_CONTEXT: usize = 4096;
 
 impl Prepared {
@@ -44,13 +47,14 @@ impl Prepared {
         // Models that also see have their language model's numbers in an object of their own.
         let text = config.opt_object("text_config")?.unwrap_or(config);
         let longest = text.usize_or("max_position_embeddings", text.usize_or("model_max_length", 2048)?)?;
-        let context = if options.context == 0 { longest.min(DEFAULT_CONTEXT) } else { options.context };
+        let context = if options.context == 0 { longest.min(DEFAULT_CONTEXT).min(RopeParameters::trained(&config)?) } else { options.context };
         ensure!(
             context <= longest,
             LimitExceeded,
             "a context of {context} tokens was asked for; the model's limit is {longest} (max_position_embeddings)"
         );
         let compute = Compute::resolve(options.compute)?;
+        let expert_budget = options.expert_budget()?.filter(|_| options.synthetic.is_none());
         // A checkpoint stored in f32 gets a cache of the same precision.
         let stored = checkpoint.describe().by_dtype.first().map(|(dtype, _)| *dtype);
         let exact = compute == Compute::F32 || stored == Some(DType::F32) && options.synthetic.is_none();
@@ -82,7 +86,8 @@ impl Prepared {
                 }
             });
         }
-        Ok(Prepared { checkpoint: Arc::new(checkpoint), model_type, model, declarations, layouts, compute, context, options: options.clone() })
+        let checkpoint = Arc::new(checkpoint);
+        Ok(Prepared { checkpoint, model_type, model, declarations, layouts, compute, context, expert_budget, options: options.clone() })
     }
 
     /// The circuit with formats connected, fused unless `plain`.
@@ -113,11 +118,17 @@ impl Prepared {
         Needs { f32: layouts.iter().any(|l| !l.is_integer()), q8: layouts.iter().any(|l| l.is_integer()) }
     }
 
+    /// Whether a weight's experts stay in their file.
+    pub fn pages(&self, spec: &WeightSpec) -> Result<bool> {
+        Ok(self.expert_budget.is_some() && pack::pageable(&self.checkpoint, spec)?)
+    }
+
     /// Bytes by class, for `sequences` sequences of the longest context.
     pub fn plan(&self, sequences: usize) -> Result<Plan> {
-        let mut weights = 0u64;
+        let (mut weights, mut paged) = (0u64, 0u64);
         for (spec, layouts) in self.declarations.weights.iter().zip(&self.layouts) {
-            weights += match spec.role {
+            let place = if self.pages(spec)? { &mut paged } else { &mut weights };
+            *place += match spec.role {
                 Role::Matrix | Role::Experts => {
                     let bytes = |(part, layout): (&Part, &Layout)| Packed::bytes(*layout, part.rows, spec.cols).unwrap_or(0) as u64;
                     spec.parts().zip(layouts).map(bytes).sum()
@@ -126,8 +137,8 @@ impl Prepared {
                 Role::Vector { .. } => (spec.cols * 4) as u64,
             };
         }
-        let pages = self.context.div_ceil(crate::ops::PAGE) as u64;
-        let kv: u64 = self.declarations.kv.iter().map(|spec| pages * spec.page_bytes() as u64).sum();
+        weights += paged.min(self.expert_budget.unwrap_or(0));
+        let kv = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences)).sum();
         let mut scratch = 0;
         for shape in Shape::ALL {
             scratch = scratch.max(self.program(shape, false, &[])?.0.workspace_bytes() as u64);
@@ -136,7 +147,7 @@ impl Prepared {
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
         let states = (2 * sequences as u64 + 1) * 4;
         let state = states * layout.slot_floats() as u64;
-        Ok(Plan { weights, kv: kv * sequences as u64, state, scratch, other: states * self.model.dims().vocab as u64 })
+        Ok(Plan { weights, kv, state, scratch, other: states * self.model.dims().vocab as u64 })
     }
 }
 
@@ -224,6 +235,9 @@ pub(super) fn layout_for(form: Form, cols: usize, compute: Compute) -> Result<La
     }
     let min = matches!(dtype, DType::Q4_1 | DType::Q5_1 | DType::Q2K | DType::Q4K | DType::Q5K);
     let block = format.sub_len;
+    if let Some(table) = crate::quant::table(dtype) {
+        return Ok(Layout::I4Table { block, table });
+    }
     Ok(match format.codes {
         (0..=15, 0..=15) if min => Layout::I4 { block, min },
         (-8..=7, -8..=7) if !min => Layout::I4 { block, min },

@@ -38,7 +38,9 @@ impl Common {
         let head_dim = match c.count("head_dim")? {
             Some(dim) => dim,
             None => {
-                ensure!(hidden.is_multiple_of(heads), Mismatch, "config.json: hidden_size {hidden} does not split into {heads} heads, and head_dim is absent");
+                // Latent attention has head sizes of its own.
+                let needed = c.get("kv_lora_rank").is_none();
+                ensure!(!needed || hidden.is_multiple_of(heads), Mismatch, "config.json: hidden_size {hidden} does not split into {heads} heads, and head_dim is absent");
                 hidden / heads
             }
         };

@@ -2,12 +2,15 @@
 
 mod deepseek_v3;
 mod deepseek_v4;
+mod deepseek_v41;
 mod dense;
 mod facts;
 mod gemma3;
 mod glm4_moe;
+mod glm5_next;
 mod gpt_oss;
 mod kimi_linear;
+mod kimi_k3;
 mod laguna;
 mod lfm2;
 mod longcat_flash;
@@ -59,16 +62,19 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["laguna"], build: laguna::build },
     Family { names: &["lfm2"], build: lfm2::build },
     Family { names: &["qwen3_next"], build: qwen3_next::build },
-    Family { names: &["qwen3_5", "qwen35", "qwen3_5_text"], build: qwen3_5::dense },
+    Family { names: &["qwen3_5", "qwen35", "qwen3_6", "qwen3_5_text"], build: qwen3_5::dense },
     Family { names: &["qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text"], build: qwen3_5::moe },
     Family { names: &["nemotron_h", "nemotron_h_puzzle"], build: nemotron_h::build },
     Family { names: &["kimi_linear"], build: kimi_linear::build },
     Family { names: &["deepseek_v3"], build: deepseek_v3::build },
     Family { names: &["mistral4"], build: mistral4::build },
-    Family { names: &["mistral3"], build: mistral4::wrapped },
+    Family { names: &["mistral3", "mistral_small4"], build: mistral4::wrapped },
     Family { names: &["longcat_flash"], build: longcat_flash::build },
     Family { names: &["longcat_flash_ngram"], build: longcat_flash_ngram::build },
     Family { names: &["deepseek_v4"], build: deepseek_v4::build },
+    Family { names: &["deepseek_v41", "deepseek_v4_1", "deepseek_v41_text"], build: deepseek_v41::build },
+    Family { names: &["glm5_next", "glm5_next_text"], build: glm5_next::build },
+    Family { names: &["kimi_k3"], build: kimi_k3::build },
 ];
 
 /// The family of a config, and its normalised model type.

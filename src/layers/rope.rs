@@ -89,6 +89,19 @@ impl RopeParameters {
         }
     }
 
+    /// The longest context that does not change the frequencies: the trained length where LongRoPE scales beyond it, else any.
+    pub fn trained(config: &Config<'_>) -> Result<usize> {
+        let Some(object) = scaling(config, None)? else { return Ok(usize::MAX) };
+        let kind = object.opt_str("rope_type")?.or(object.opt_str("type")?);
+        match kind {
+            Some("longrope" | "su") => {
+                let outer = config.usize_or("original_max_position_embeddings", usize::MAX)?;
+                object.usize_or("original_max_position_embeddings", outer)
+            }
+            _ => Ok(usize::MAX),
+        }
+    }
+
     /// `theta^(-2i / dim)`.
     pub fn plain(theta: f64, dim: usize) -> RopeParameters {
         RopeParameters::from_f64(plain(theta, dim), 1.0)

@@ -85,6 +85,10 @@ impl<'a> Keys<'a> {
         Error::new(Kind::Unsupported, format!("{}: {text}", self.gguf().source().label())).named(name)
     }
 
+    pub(super) fn shape(&self, name: &str) -> Option<&'a [usize]> {
+        self.parts.iter().find_map(|p| p.tensor(name)).map(|t| t.shape.as_slice())
+    }
+
     pub(super) fn has_tensor(&self, name: &str) -> bool {
         self.parts.iter().any(|p| p.tensor(name).is_some())
     }
@@ -166,10 +170,22 @@ impl<'a> Keys<'a> {
         Ok(Value::Object(config))
     }
 
-    /// `rope_scaling`: null, linear, yarn, or factors listed one by one (llama 3's, already computed by the converter).
+    /// `rope_scaling`: null, linear, yarn, or factors listed one by one (llama 3's, already computed by the converter, or
+    /// LongRoPE's for short and for long sequences).
     fn rope_scaling(&self) -> Result<Value> {
         if let Some(factors) = self.small_vector("rope_freqs.weight")? {
             return Ok(frequency_factors(factors));
+        }
+        if let (Some(short), Some(long)) = (self.small_vector("rope_factors_short.weight")?, self.small_vector("rope_factors_long.weight")?) {
+            let mut scaling = json!({"rope_type": "longrope", "short_factor": short, "long_factor": long});
+            if let Some(length) = self.u64("rope.scaling.original_context_length")? {
+                scaling["original_max_position_embeddings"] = json!(length);
+            }
+            // What converters write is already the factor on sines and cosines.
+            if let Some(x) = self.f64("rope.scaling.attn_factor")? {
+                scaling["attention_factor"] = json!(x);
+            }
+            return Ok(scaling);
         }
         let key = self.key("rope.scaling.type");
         let kind = self.gguf().str(&key)?.unwrap_or("none");

@@ -3,6 +3,8 @@
 //! A dialect is data: the config it derives from metadata, and for each tensor its other name and what converters did
 //! to the values. Everything it leaves unnamed stays reachable under the file's own name.
 
+mod deepseek2;
+mod deepseek41;
 mod gemma3;
 mod glm4_moe;
 mod gpt_oss;
@@ -10,6 +12,7 @@ mod keys;
 mod lfm2;
 mod llama;
 mod minimax_m2;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen35;
@@ -32,7 +35,7 @@ pub(super) struct Dialect {
     config: fn(&Keys<'_>, &mut Config) -> Result<()>,
     /// Tensors outside the layers: stems (without `.weight`) there and here.
     top: &'static [Rename],
-    /// Tensors of a layer: stems after `blk.N.` there and `model.layers.N.` here.
+    /// Tensors of a layer: stems after `blk.N.` there and `model.layers.N.` here (`layers.N.` for those with a leading slash).
     layer: &'static [Rename],
 }
 
@@ -51,6 +54,9 @@ static DIALECTS: &[&Dialect] = &[
     &qwen35::NEXT,
     &qwen35::DENSE,
     &qwen35::MOE,
+    &deepseek41::DIALECT,
+    &deepseek2::DIALECT,
+    &phi3::DIALECT,
 ];
 
 /// A tensor's two names, and what the file does to its values.
@@ -73,6 +79,8 @@ enum Stored {
     Experts,
     /// Not at all, and the other name is whole: nothing follows it.
     Bare,
+    /// As matrices `[groups, rows, columns]` that are one of `groups * rows` rows here.
+    Stacked,
 }
 
 const fn same(gguf: &'static str, hf: &'static str) -> Rename {
@@ -136,6 +144,11 @@ fn place(dialect: &Dialect, info: &TensorInfo, file: usize, config: &Value) -> R
     let mut one = located(name);
     match rename.stored {
         Stored::Same | Stored::Bare => {}
+        Stored::Stacked => {
+            if let [groups, rows, cols] = info.shape[..] {
+                one.shape = vec![groups * rows, cols];
+            }
+        }
         Stored::OnePlus => one.offset = -1.0,
         Stored::Interleaved(heads_key) => {
             let heads = config.get(heads_key).and_then(Value::as_u64).unwrap_or(0) as usize;
@@ -192,10 +205,11 @@ fn hf_name(dialect: &Dialect, name: &str) -> Option<(&'static Rename, String)> {
     // A few tensors have no leaf (`ssm_a`); their other name is whole.
     let bare = dialect.layer.iter().find(|r| r.gguf == stem && r.stored == Stored::Bare);
     let rename = bare.or_else(|| dialect.layer.iter().find(|r| stem.strip_suffix(leaf).and_then(|s| s.strip_suffix('.')) == Some(r.gguf)))?;
-    if rename.stored == Stored::Bare {
-        return Some((rename, format!("model.layers.{number}.{}", rename.hf)));
-    }
-    Some((rename, format!("model.layers.{number}.{}.{leaf}", rename.hf)))
+    let module = match rename.hf.strip_prefix('/') {
+        Some(module) => format!("layers.{number}.{module}"),
+        None => format!("model.layers.{number}.{}", rename.hf),
+    };
+    Some((rename, if rename.stored == Stored::Bare { module } else { format!("{module}.{leaf}") }))
 }
 
 /// The rotary scaling of a key whose factors the file lists one by one.
