@@ -672,7 +672,7 @@ fn both_forms_of_latent_attention_agree() {
             lower(&mut circuit, &|_| Needs { f32: true, q8: false });
             let program = Program::new(circuit, 64, 1, &[]).unwrap();
             let mut workspace = Workspace::new(program.workspace_bytes()).unwrap();
-            let mut pages: Vec<LayerPages> = d.kv.iter().map(|s| LayerPages::new(&PagePool::new(s.page_bytes()), 64).unwrap()).collect();
+            let mut pages: Vec<LayerPages> = d.kv.iter().map(|s| LayerPages::new(&PagePool::new(s.page_bytes(), 64), 64).unwrap()).collect();
             let mut batch = Batch { kv_states: d.kv.len(), tokens: vec![1; 40], positions: (0..40).collect(), ..Batch::default() };
             batch.segments.push(Segment { rows: 0..40, position: 0 });
             for pages in &mut pages {
