@@ -383,7 +383,7 @@ fn convolutions() {
 /// A forget gate between 0 and 1 from random numbers.
 fn decay(b: &mut Bench<'_, '_>, width: usize, floor: Option<f32>, w: &[u32]) -> Value {
     let x = b.given_size(width, 3.0);
-    b.t.op(ops::Decay { x, a_log: WeightId(w[0]), bias: WeightId(w[1]), floor, y: Value::NONE })
+    b.t.op(ops::Decay { x, a_log: WeightId(w[0]), negated: false, bias: WeightId(w[1]), floor, y: Value::NONE })
 }
 
 #[test]
@@ -421,7 +421,7 @@ fn delta_rules() {
             let decay = decay(b, heads * gates, None, w);
             let gate = b.given_size(heads, 4.0);
             let beta = b.t.op(ActMul { act: Activation::Sigmoid, gate, up: Value::NONE, y: Value::NONE });
-            b.t.op(ops::DeltaRule { q, k, v, decay, beta, key_heads, heads, slot: SlotId(0), y: Value::NONE })
+            b.t.op(ops::DeltaRule { q, k, v, decay, beta, key_heads, heads, tiled: key_heads == 2, slot: SlotId(0), y: Value::NONE })
         });
     }
 }
