@@ -122,7 +122,7 @@ fn compare(name: &str, declare: impl Fn(&mut Declarations) -> Vec<u32>, layout: 
     let program = Program::new(circuit, 64, 4, &[]).unwrap();
     let pool = Pool::new(3).unwrap();
     let mut workspaces = [0, 1].map(|_| Workspace::new(program.workspace_bytes()).unwrap());
-    let pools: Vec<_> = d.kv.iter().map(|spec| PagePool::new(spec.page_bytes())).collect();
+    let pools: Vec<_> = d.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), 256)).collect();
     let mut caches: [Vec<Vec<LayerPages>>; 2] =
         [0, 1].map(|_| (0..3).map(|_| pools.iter().map(|p| LayerPages::new(p, 256).unwrap()).collect()).collect());
     let states = StatePool::new(StateLayout::new(&d.slots, 1).unwrap());
@@ -201,11 +201,19 @@ fn elementwise() {
         let x = b.given(33);
         b.t.scale(x, 1.7)
     });
+    for width in [1, 48] {
+        let declare = move |d: &mut Declarations| vec![d.vector("factor", width, 0.0).0];
+        compare(&format!("scale_by {width}"), declare, Layout::F32, 1e-6, |b, w| {
+            let x = b.given(48);
+            b.t.op(ScaleBy { x, factor: WeightId(w[0]), y: Value::NONE })
+        });
+    }
     compare("softcap", none, Layout::F32, 1e-6, |b, _| {
         let x = b.given_size(48, 40.0);
         b.t.op(Softcap { x, cap: 30.0, y: Value::NONE })
     });
-    let bounded = [Activation::ClampedSilu { limit: 2.0 }, Activation::SwigluOai { alpha: 1.702, limit: 2.0 }];
+    let limit = 2.0;
+    let bounded = [Activation::ClampedSilu { limit }, Activation::SiluThenClamp { limit }, Activation::SwigluOai { alpha: 1.702, limit }];
     let plain = [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Relu2, Activation::Sigmoid, Activation::Softplus];
     for act in plain.into_iter().chain(bounded) {
         compare(&format!("act_mul {act:?}"), none, Layout::F32, 1e-6, |b, _| {
@@ -672,7 +680,7 @@ fn both_forms_of_latent_attention_agree() {
             lower(&mut circuit, &|_| Needs { f32: true, q8: false });
             let program = Program::new(circuit, 64, 1, &[]).unwrap();
             let mut workspace = Workspace::new(program.workspace_bytes()).unwrap();
-            let mut pages: Vec<LayerPages> = d.kv.iter().map(|s| LayerPages::new(&PagePool::new(s.page_bytes()), 64).unwrap()).collect();
+            let mut pages: Vec<LayerPages> = d.kv.iter().map(|s| LayerPages::new(&PagePool::new(s.page_bytes(), 64), 64).unwrap()).collect();
             let mut batch = Batch { kv_states: d.kv.len(), tokens: vec![1; 40], positions: (0..40).collect(), ..Batch::default() };
             batch.segments.push(Segment { rows: 0..40, position: 0 });
             for pages in &mut pages {

@@ -3,6 +3,7 @@
 use super::info::Info;
 use super::pack::{self, Supply};
 use super::plan::Plan;
+use super::preflight;
 use super::prepare::Prepared;
 use super::runner::Runner;
 use super::synthetic::Random;
@@ -49,6 +50,7 @@ pub struct Engine {
 pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>) -> Result<Arc<Engine>> {
     let prepared = Prepared::new(path, options)?;
     let plan = prepared.plan(1)?;
+    preflight::check_memory(&plan, prepared.context, options.memory)?;
     let threads = if options.threads == 0 { available_threads() } else { options.threads };
     let pool = Pool::new(threads)?;
     let mut report = |done_bytes: u64, phase: &'static str| -> Result<()> {
@@ -82,7 +84,7 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
     let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, prepared.model.dims().vocab)?);
     let zero = states.zero()?;
     let runner = Mutex::new(Runner::new(&prepared, states.layout().slots())?);
-    let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes())).collect();
+    let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
     let (tokenizer, end_tokens) = vocabulary::open(&prepared.checkpoint);
     let template = match &tokenizer {
         Ok(tokenizer) => vocabulary::template(tokenizer),
@@ -109,6 +111,7 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         simd: simd::table().name(),
         bos: tokenizer.as_ref().ok().and_then(|t| t.bos()),
         end_tokens,
+        drafts: prepared.drafts.clone(),
     };
     report(plan.weights, "done")?;
     Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, pools, states, zero, tokenizer, template }))
@@ -143,6 +146,11 @@ impl Engine {
     /// Bytes of packed weights.
     pub fn weight_bytes(&self) -> u64 {
         self.weights.iter().map(|w| w.bytes() as u64).sum()
+    }
+
+    /// Bytes of key/value pages that sequences have taken so far.
+    pub fn cache_bytes(&self) -> u64 {
+        self.pools.iter().map(|pool| pool.bytes() as u64).sum()
     }
 
     /// Bytes of weights one decode step reads: matrices, but not tables of which a row is looked up.

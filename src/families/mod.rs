@@ -6,6 +6,7 @@ mod deepseek_v41;
 mod dense;
 mod facts;
 mod gemma3;
+mod gemma4;
 mod glm4_moe;
 mod glm5_next;
 mod gpt_oss;
@@ -25,6 +26,9 @@ mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
 mod qwen3_vl;
+mod step3p7;
+
+pub use facts::{Facts, facts};
 
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
@@ -49,6 +53,7 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["qwen3"], build: dense::qwen3 },
     Family { names: &["smollm3"], build: dense::smollm3 },
     Family { names: &["gemma3_text"], build: gemma3::build },
+    Family { names: &["gemma4", "gemma4_text"], build: gemma4::build },
     Family { names: &["phi3"], build: phi3::build },
     Family { names: &["olmo2"], build: olmo::olmo2 },
     Family { names: &["olmo3"], build: olmo::olmo3 },
@@ -69,6 +74,7 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["deepseek_v3"], build: deepseek_v3::build },
     Family { names: &["mistral4"], build: mistral4::build },
     Family { names: &["mistral3", "mistral_small4"], build: mistral4::wrapped },
+    Family { names: &["step3p7", "step3p5", "step3_7"], build: step3p7::build },
     Family { names: &["longcat_flash"], build: longcat_flash::build },
     Family { names: &["longcat_flash_ngram"], build: longcat_flash_ngram::build },
     Family { names: &["deepseek_v4"], build: deepseek_v4::build },

@@ -21,7 +21,7 @@ mod shared_rows;
 mod short_conv;
 mod sparse_mla;
 
-pub use attention::{Attention, AttentionDims, AttentionNames, HeadGating, QkNorm};
+pub use attention::{Attention, AttentionDims, AttentionNames, HeadGating, QkNorm, Values};
 pub use block::{Block, FeedForward, Mixer, OnePart, Part};
 pub use compressed::{Compressed, CompressedDims, Compressor};
 pub use config::Config;
