@@ -349,3 +349,58 @@ fn attention() {
         }
     }
 }
+
+fn kept(d: &mut Declarations, width: usize, every: usize, dtype: KvType) -> Records {
+    Records { state: d.kv(Records::spec(width, every, dtype)), width, every, dtype }
+}
+
+/// An indexer over means of blocks, and attention over the positions it names.
+#[test]
+fn attention_over_selected_positions() {
+    for (heads, kv_heads, dtype) in [(4, 2, KvType::F32), (18, 1, KvType::F32), (2, 2, KvType::F16)] {
+        let (dim, every, top_k) = (20, 4, 3);
+        let records = [(2 * kv_heads * dim, 1, dtype), (16, 1, KvType::F32), (16, every, KvType::F32)];
+        let place = |i: usize| Records { state: StateId(i as u32), width: records[i].0, every: records[i].1, dtype: records[i].2 };
+        let declare = move |d: &mut Declarations| {
+            for (width, every, dtype) in records {
+                kept(d, width, every, dtype);
+            }
+            Vec::new()
+        };
+        compare(&format!("selected_attention {heads}/{kv_heads} {dtype:?}"), declare, Layout::F32, 1e-5, |b, _| {
+            let (q, kv, index_q, key) = (b.given(heads * dim), b.given(2 * kv_heads * dim), b.given(5 * 16), b.given(16));
+            b.t.record(RecordWrite { x: kv, records: place(0) });
+            b.t.record(RecordWrite { x: key, records: place(1) });
+            let block = b.t.op(MeanGroups { source: place(1), every, y: Value::NONE });
+            b.t.record(RecordWrite { x: block, records: place(2) });
+            let indexer = Indexer { q: index_q, weights: Value::NONE, keys: place(2) };
+            let selection = b.t.op(IndexSelect { indexer, top_k, blocks: Value::NONE, block: 0, positions: true, y: Value::NONE });
+            b.t.op(SelectedAttention { q, heads, kv_heads, key_dim: dim, value_dim: dim, records: place(0), selection, scale: 1.5, y: Value::NONE })
+        });
+    }
+}
+
+#[test]
+fn gated_streams() {
+    compare("stream_gate", none, Layout::F32, 2e-6, |b, _| {
+        let (key, query, value) = (b.given_size(4 * 40, 3.0), b.given(4 * 40), b.given(40));
+        b.t.op(StreamGate { key, query, value, y: Value::NONE })
+    });
+    compare("hyper_inject", none, Layout::F32, 1e-6, |b, _| {
+        let (out, x, weight) = (b.given(40), b.given(3 * 40), b.given_size(3, 4.0));
+        b.t.op(HyperInject { out, x, weight, y: Value::NONE })
+    });
+    let tables = vec![HashTable { rows: 7, offset: 0, tokens: 2 }, HashTable { rows: 25, offset: 7, tokens: 3 }];
+    let declare = |d: &mut Declarations| {
+        kept(d, 1, 1, KvType::F32);
+        vec![d.matrix("table", 32, 16).0]
+    };
+    compare("ngram_hash", declare, Layout::F32, 1e-6, |b, w| {
+        let history = Records { state: StateId(0), width: 1, every: 1, dtype: KvType::F32 };
+        let x = b.t.op(TokenIds { y: Value::NONE });
+        b.t.record(RecordWrite { x, records: history });
+        let multipliers = vec![(1 << 57) + 12345, (1 << 56) + 6789, 77];
+        let ids = b.t.op(NgramHash { history, end: 3, multipliers, tables: tables.clone(), y: Value::NONE });
+        b.t.op(Lookup { ids, column: 0, count: 2, table: WeightId(w[0]), y: Value::NONE })
+    });
+}

@@ -32,7 +32,6 @@ const PENDING: &[&str] = &[
     "kimi_linear",
     "nemotron_h_puzzle",
     "nllb",
-    "qwen4_exp",
     "step3p7",
     "step3p7-mtp",
 ];

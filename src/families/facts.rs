@@ -16,7 +16,7 @@ const ENCODER: Facts = Facts { whole_prompt: true, ..USUAL };
 /// Families that depart from the usual, by every normalised model type they go by.
 const DEPARTURES: &[(&[&str], Facts)] = &[
     (&["gemma3", "gemma3_text"], ZERO_CENTRED),
-    (&["qwen3_next", "qwen3_5", "qwen35", "qwen3_5_text", "qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text", "qwen4_exp"], ZERO_CENTRED),
+    (&["qwen3_next", "qwen3_5", "qwen35", "qwen3_5_text", "qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text", "qwen4_exp", "qwen3_8_flash_next", "qwen4_exp_text"], ZERO_CENTRED),
     (&["nllb", "m2m_100"], ENCODER),
 ];
 

@@ -21,6 +21,7 @@ mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
 mod qwen3_vl;
+mod qwen4_exp;
 
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
@@ -60,6 +61,7 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["qwen3_next"], build: qwen3_next::build },
     Family { names: &["qwen3_5", "qwen35", "qwen3_5_text"], build: qwen3_5::dense },
     Family { names: &["qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text"], build: qwen3_5::moe },
+    Family { names: &["qwen4_exp", "qwen3_8_flash_next", "qwen4_exp_text"], build: qwen4_exp::build },
     Family { names: &["nemotron_h", "nemotron_h_puzzle"], build: nemotron_h::build },
     Family { names: &["deepseek_v3"], build: deepseek_v3::build },
     Family { names: &["mistral4"], build: mistral4::build },

@@ -28,6 +28,11 @@ impl RmsNorm {
         RmsNorm { group, ..RmsNorm::new(d, name, width, eps, 0.0) }
     }
 
+    /// The same over each group of `group` elements, each element with its own weight.
+    pub fn by_group(self, group: usize) -> RmsNorm {
+        RmsNorm { group, ..self }
+    }
+
     /// Records the norm.
     pub fn record(&self, t: &mut Tape<'_>, x: Value) -> Value {
         t.op(ops::Norm { kind: NormKind::Rms, x, weight: Some(self.weight), bias: None, group: self.group, eps: self.eps, y: Value::NONE })

@@ -10,6 +10,7 @@ use crate::circuit::Tape;
 use crate::error::Result;
 use crate::layers::{Block, Config, FeedForward, Mixer, OnePart};
 use crate::ops::{KvType, Value};
+use crate::tensor::DType;
 use crate::weights::{Checkpoint, Declarations};
 
 /// Numbers every host asks for.
@@ -67,6 +68,12 @@ impl Build<'_> {
     /// The shape of a stored tensor.
     pub fn shape(&self, tensor: &str) -> Option<Vec<usize>> {
         self.checkpoint.tensor(tensor).map(|view| view.shape)
+    }
+
+    /// The whole numbers of a small stored tensor of 64-bit integers.
+    pub fn integers(&self, tensor: &str) -> Option<Vec<i64>> {
+        let view = self.checkpoint.tensor(tensor).filter(|view| view.dtype == DType::I64)?;
+        Some(view.data.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect())
     }
 }
 

@@ -240,6 +240,13 @@ impl Declarations {
         id
     }
 
+    /// A table looked up by row that lies in several tensors, one after another.
+    pub fn row_parts(&mut self, name: &str, parts: Vec<Part>, cols: usize) -> WeightId {
+        let id = self.parts(name, parts, cols);
+        self.weights[id.0 as usize].role = Role::Rows;
+        id
+    }
+
     /// A vector; `add` is put onto every element.
     pub fn vector(&mut self, tensor: &str, len: usize, add: f32) -> WeightId {
         self.stacked_vector(tensor, &[(tensor, len)], add)
