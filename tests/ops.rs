@@ -137,6 +137,8 @@ fn compare(name: &str, declare: impl Fn(&mut Declarations) -> Vec<u32>, layout: 
                     batch.positions.push(p as u32);
                 }
                 batch.segments.push(Segment { rows: start..start + count, position: lengths[s] });
+                // Everything that was written so far is the source of operations that look at one.
+                batch.sources.push(lengths[s] + count);
                 for pages in &mut caches[side][s] {
                     pages.reserve(lengths[s], lengths[s] + count).unwrap();
                     batch.kv.push(KvPages::new(pages.pointers()));
@@ -199,7 +201,7 @@ fn elementwise() {
         b.t.op(Softcap { x, cap: 30.0, y: Value::NONE })
     });
     let bounded = [Activation::ClampedSilu { limit: 2.0 }, Activation::SwigluOai { alpha: 1.702, limit: 2.0 }];
-    let plain = [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Relu2, Activation::Sigmoid, Activation::Softplus];
+    let plain = [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Relu, Activation::Relu2, Activation::Sigmoid, Activation::Softplus];
     for act in plain.into_iter().chain(bounded) {
         compare(&format!("act_mul {act:?}"), none, Layout::F32, 1e-6, |b, _| {
             let h = b.given_size(2 * 1100, 6.0);
@@ -348,6 +350,27 @@ fn attention() {
             });
         }
     }
+}
+
+#[test]
+fn attention_over_a_source() {
+    for dtype in [KvType::F32, KvType::F16] {
+        let spec = KvSpec { heads: 3, key_dim: 24, value_dim: 24, dtype };
+        let declare = move |d: &mut Declarations| {
+            d.source_kv(spec);
+            Vec::new()
+        };
+        compare(&format!("source_attention {dtype:?}"), declare, Layout::F32, 1e-5, |b, _| {
+            let (q, k, v) = (b.given(72), b.given(72), b.given(72));
+            b.t.record(CacheWrite { k, v, state: StateId(0), spec });
+            b.t.op(SourceAttention { q, state: StateId(0), spec, scale: 1.5, y: Value::NONE })
+        });
+    }
+    let declare = |d: &mut Declarations| vec![d.constant("f", vec![1.0, 0.3, 0.1, 0.01]).0];
+    compare("sinusoid", declare, Layout::F32, 1e-6, |b, w| {
+        let x = b.given(9);
+        b.t.op(Sinusoid { x, frequencies: WeightId(w[0]), offset: 2, y: Value::NONE })
+    });
 }
 
 fn kept(d: &mut Declarations, width: usize, every: usize, dtype: KvType) -> Records {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 pub struct Snapshot {
     engine: Arc<Engine>,
     tokens: Vec<i32>,
+    source: usize,
     pages: Vec<LayerPages>,
     state: Arc<State>,
 }
@@ -29,12 +30,12 @@ impl Sequence {
         let mut tokens = vec_with_capacity(self.len(), "a snapshot's tokens")?;
         tokens.extend_from_slice(&self.tokens);
         let pages = self.pages.iter().map(|pages| pages.fork(self.len())).collect::<Result<_>>()?;
-        Ok(Snapshot { engine: Arc::clone(self.engine()), tokens, pages, state: self.state.share() })
+        Ok(Snapshot { engine: Arc::clone(self.engine()), tokens, source: self.source(), pages, state: self.state.share() })
     }
 
     /// Becomes what the snapshot kept, bit for bit; its own tokens and marks are gone. On error it is as before.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         ensure!(Arc::ptr_eq(self.engine(), &snapshot.engine), Mismatch, "the snapshot was taken from a sequence of another loaded model");
-        self.take(&snapshot.tokens, &snapshot.pages, &snapshot.state)
+        self.take(&snapshot.tokens, snapshot.source, &snapshot.pages, &snapshot.state)
     }
 }

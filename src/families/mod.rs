@@ -15,6 +15,7 @@ mod minimax_m2;
 mod mistral4;
 mod mixtral;
 mod nemotron_h;
+mod nllb;
 mod olmo;
 mod phi3;
 mod qwen3_5;
@@ -69,6 +70,7 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["longcat_flash"], build: longcat_flash::build },
     Family { names: &["longcat_flash_ngram"], build: longcat_flash_ngram::build },
     Family { names: &["deepseek_v4"], build: deepseek_v4::build },
+    Family { names: &["m2m_100", "nllb"], build: nllb::build },
 ];
 
 /// The family of a config, and its normalised model type.

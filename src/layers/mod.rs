@@ -20,6 +20,7 @@ mod ngram_memory;
 mod norm;
 mod rope;
 mod short_conv;
+mod source_attention;
 
 pub use attention::{Attention, AttentionDims, AttentionNames, HeadGating, QkNorm};
 pub use block::{Block, FeedForward, Mixer, OnePart, Part};
@@ -38,6 +39,7 @@ pub use mla::{Mla, MlaDims, MlaForm, MlaParts};
 pub use mlp::GatedMlp;
 pub use moe::{Latent, Moe, Router};
 pub use ngram_memory::{NgramMemory, NgramMemoryDims};
-pub use norm::RmsNorm;
+pub use norm::{LayerNorm, RmsNorm};
 pub use rope::{RopeParameters, Ropes};
 pub use short_conv::ShortConv;
+pub use source_attention::{CrossAttention, EncoderAttention, SourceAttentionDims};

@@ -2,9 +2,11 @@
 
 mod decoder;
 mod streams;
+mod translator;
 
 pub use decoder::{Decoder, Entry, Head};
 pub use streams::{Carry, StreamDecoder, StreamEnd, StreamLayer};
+pub use translator::{DecoderLayer, EncoderLayer, Translator};
 
 use crate::circuit::Tape;
 use crate::error::Result;
@@ -32,6 +34,18 @@ pub trait Model: Send + Sync {
     fn dims(&self) -> &Dims;
 
     /// Records one step and returns the logits: of each sequence's last row, or of every row (`Tape::all_logits`).
+    fn record(&self, t: &mut Tape<'_>) -> Value;
+
+    /// The encoder, of a model that reads a source before it writes.
+    fn encoder(&self) -> Option<&dyn Encoder> {
+        None
+    }
+}
+
+/// The ability to read a source text whole, once, before the first token is written.
+pub trait Encoder: Send + Sync {
+    /// Records the pass over a source and returns the encoder's output; what the decoder's layers need of it goes to pages declared
+    /// by [`Declarations::source_kv`].
     fn record(&self, t: &mut Tape<'_>) -> Value;
 }
 

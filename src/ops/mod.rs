@@ -45,7 +45,9 @@ mod selected_attention;
 mod shared_attention;
 mod route;
 mod scratch;
+mod sinusoid;
 mod softcap;
+mod source_attention;
 mod stream_gate;
 mod tokens;
 
@@ -93,7 +95,9 @@ pub use route::{Groups, Route, Scoring};
 pub use scale::Scale;
 pub use selected_attention::SelectedAttention;
 pub use shared_attention::{Pooled, SharedAttention};
+pub use sinusoid::Sinusoid;
 pub use softcap::Softcap;
+pub use source_attention::SourceAttention;
 pub use stream_gate::StreamGate;
 pub use tokens::{Lookup, TokenIds};
 

@@ -194,6 +194,8 @@ pub struct Declarations {
     pub weights: Vec<WeightSpec>,
     /// Key/value pages, by [`StateId`].
     pub kv: Vec<KvSpec>,
+    /// For each of those, whether its positions are the source's instead of the sequence's.
+    pub of_source: Vec<bool>,
     /// Recurrent slots, by [`SlotId`].
     pub slots: Vec<SlotSpec>,
 }
@@ -272,7 +274,17 @@ impl Declarations {
 
     /// A layer's key/value pages.
     pub fn kv(&mut self, spec: KvSpec) -> StateId {
+        self.pages(spec, false)
+    }
+
+    /// Key/value pages for the positions of a source text, written once when an encoder reads it.
+    pub fn source_kv(&mut self, spec: KvSpec) -> StateId {
+        self.pages(spec, true)
+    }
+
+    fn pages(&mut self, spec: KvSpec, of_source: bool) -> StateId {
         self.kv.push(spec);
+        self.of_source.push(of_source);
         StateId(self.kv.len() as u32 - 1)
     }
 
