@@ -56,9 +56,10 @@ fn arguments() -> Result<Arguments, String> {
     Ok(a)
 }
 
+/// 0 where nothing was measured.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
 /// Bytes per second that the pool's threads read together from memory far larger than the caches.

@@ -179,8 +179,10 @@ macro_rules! bail {
 #[macro_export]
 macro_rules! ensure {
     ($condition:expr, $kind:ident, $($text:tt)*) => {
-        if !$condition {
-            $crate::bail!($kind, $($text)*);
+        // A match, because clippy reads `!(a < b)` of floats as a slip; here it is meant: NaN fails.
+        match $condition {
+            true => {}
+            false => $crate::bail!($kind, $($text)*),
         }
     };
 }

@@ -1,5 +1,9 @@
 //! Settings: read once, each with a default, a sentence and, where a host may set it from outside, a `METRALE_` name.
 
+mod precision;
+
+pub use precision::{ModelPart, Precision, PrecisionRule, check as check_precision};
+
 use crate::bail;
 use crate::error::{Error, Kind, Result};
 
@@ -22,8 +26,34 @@ pub struct LoadOptions {
     pub context: usize,
     /// Precision; `None` takes `METRALE_COMPUTE` from the environment, else `Fast`.
     pub compute: Option<Compute>,
+    /// Leave routed experts in their file and keep at most this many bytes of them packed, those met most often; `None` takes
+    /// `METRALE_EXPERT_BYTES` from the environment, else packs all of them at load.
+    pub expert_bytes: Option<u64>,
+    /// Types that matrices are multiplied in, where they are to differ from the checkpoint's; without rules those of
+    /// `METRALE_PRECISION`.
+    pub precision: Precision,
+    /// Most bytes the model and one sequence may take; 0 takes what the machine has free.
+    pub memory: u64,
     /// Fill the shapes of `config.json` with random weights of this type instead of reading tensors: for timing.
     pub synthetic: Option<Synthetic>,
+}
+
+impl LoadOptions {
+    /// The budget for experts that is in force, if any.
+    pub fn expert_budget(&self) -> Result<Option<u64>> {
+        if self.expert_bytes.is_some() {
+            return Ok(self.expert_bytes);
+        }
+        match std::env::var("METRALE_EXPERT_BYTES") {
+            Ok(text) if text.is_empty() => Ok(None),
+            Ok(text) => match text.parse() {
+                Ok(bytes) => Ok(Some(bytes)),
+                Err(_) => bail!(UnknownOption, "METRALE_EXPERT_BYTES is {text:?}; a number of bytes is expected"),
+            },
+            Err(std::env::VarError::NotPresent) => Ok(None),
+            Err(e) => Err(Error::new(Kind::UnknownOption, format!("METRALE_EXPERT_BYTES: {e}"))),
+        }
+    }
 }
 
 /// Random weights instead of a checkpoint's.

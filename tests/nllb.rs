@@ -2,7 +2,7 @@
 
 mod support;
 
-use metrale::engine::{self, BeamOptions, Bodies, Engine, Hypothesis, Sequence, SequenceOptions, beam};
+use metrale::engine::{self, BeamOptions, Bodies, Engine, Hypothesis, Sequence, SequenceOptions, Snapshot, beam};
 use metrale::error::Kind;
 use metrale::options::{Compute, LoadOptions};
 use std::sync::Arc;
@@ -69,6 +69,7 @@ fn a_source_stays_with_forks_and_snapshots_and_leaves_with_the_next() {
     assert!(bits(&sequence) != row && bits(&sequence) == bits(&started(&engine, two, &[2, 315, 40])));
     fork.prefill(&[41]).unwrap();
     assert_eq!(bits(&fork), bits(&started(&engine, one, &[2, 315, 40, 41])));
+    let snapshot = Snapshot::from_bytes(&engine, &snapshot.to_bytes().unwrap()).unwrap();
     sequence.restore(&snapshot).unwrap();
     assert!(sequence.source() == one.len() && bits(&sequence) == row);
     sequence.prefill(&[41]).unwrap();

@@ -1,8 +1,8 @@
 //! The wall between C and Rust: every exported body runs behind it.
 //!
 //! A body returns a `Result`; the wall turns it into a status and an error object, and turns a panic into
-//! `METRALE_INTERNAL` instead of letting it reach the host. (A panic is a defect. Its text would also pass through
-//! Rust's panic hook; none is installed here, because that would be a side effect on a Rust host.)
+//! `METRALE_INTERNAL` instead of letting it reach the host. A panic is a defect; its text is in the error, not on stderr
+//! (see `quiet`).
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::error::ErrorObject;
 use super::handle;
+use super::quiet::Inside;
 use super::status::{self, METRALE_OK, metrale_status};
 use super::types::metrale_error;
 use crate::error::{Error, Kind, Result};
@@ -21,6 +22,7 @@ pub(super) fn guard(err: *mut *mut metrale_error, body: impl FnOnce() -> Result<
 
 /// As `guard`, for bodies that succeed in more than one way.
 pub(super) fn guard_status(err: *mut *mut metrale_error, body: impl FnOnce() -> Result<metrale_status>) -> metrale_status {
+    let _inside = Inside::enter();
     // AssertUnwindSafe: what a panic may leave half-changed sits behind locks, which remember it.
     let error = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(status)) => return status,
@@ -39,6 +41,7 @@ pub(super) fn guard_status(err: *mut *mut metrale_error, body: impl FnOnce() -> 
 
 /// For functions without a status: `fallback` takes the place of a result that could not be had.
 pub(super) fn guard_value<T>(fallback: T, body: impl FnOnce() -> Option<T>) -> T {
+    let _inside = Inside::enter();
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(value) => value.unwrap_or(fallback),
         Err(payload) => {

@@ -70,7 +70,9 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
         threads: host.threads as usize,
         context: pointer::size(host.context, "metrale_load_options.context")?,
         compute,
+        expert_bytes: None,
         synthetic,
+        ..LoadOptions::default()
     })
 }
 

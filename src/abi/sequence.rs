@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Try
 use super::guard::{guard, guard_value};
 use super::handle;
 use super::pointer;
+use super::state::HostMark;
 use super::status::metrale_status;
 use super::types::*;
 use super::versioned;
@@ -14,13 +15,15 @@ use crate::sampling::Sampler;
 
 /// A sequence behind its lock. Nobody ever waits for the lock: whoever comes second is told so.
 pub(super) struct SequenceObject {
-    state: RwLock<SequenceState>,
+    pub(super) state: RwLock<SequenceState>,
 }
 
 /// The tokens with their cache, and how the next one is chosen.
 pub(super) struct SequenceState {
     pub(super) sequence: Sequence,
     pub(super) chooser: Chooser,
+    pub(super) marks: Vec<HostMark>,
+    pub(super) next_mark: u64,
 }
 
 impl SequenceObject {
@@ -72,7 +75,7 @@ pub extern "C" fn metrale_seq_new(
         let mut chooser = Chooser::new(sampler);
         chooser.ignore_end = host.flags & METRALE_SEQ_IGNORE_END != 0;
         chooser.record_logprob = host.flags & METRALE_SEQ_LOGPROBS != 0;
-        out.set(handle::insert(Arc::new(SequenceObject { state: RwLock::new(SequenceState { sequence, chooser }) }))?);
+        out.set(handle::insert(Arc::new(SequenceObject { state: RwLock::new(SequenceState { sequence, chooser, marks: Vec::new(), next_mark: 1 }) }))?);
         Ok(())
     })
 }
@@ -134,7 +137,9 @@ pub extern "C" fn metrale_seq_truncate(seq: *mut metrale_seq, length: usize, err
             let text = format!("length is {length}, the sequence holds {held} tokens");
             return Err(Error::new(Kind::InvalidArgument, text).named("length").sizes(length as u64, held as u64));
         }
-        state.sequence.truncate(length)
+        state.sequence.truncate(length)?;
+        state.marks.retain(|mark| mark.position() <= length);
+        Ok(())
     })
 }
 

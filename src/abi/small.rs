@@ -87,6 +87,6 @@ mod tests {
             drop(failed);
             assert_eq!(Rc::strong_count(&one), 1);
         }
-        assert!(Small::collect(usize::MAX, "test", |i| Ok(i)).is_err());
+        assert!(Small::collect(usize::MAX, "test", Ok).is_err());
     }
 }

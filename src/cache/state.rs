@@ -46,7 +46,7 @@ impl StateLayout {
     }
 
     /// Floats in all.
-    fn floats(&self) -> usize {
+    pub fn floats(&self) -> usize {
         self.logits.end
     }
 }
@@ -72,6 +72,14 @@ impl StatePool {
     pub fn zero(self: &Arc<Self>) -> Result<Arc<State>> {
         let memory = Buffer::new(self.layout.floats() * 4, "a recurrent state")?;
         Ok(Arc::new(State { memory: Some(memory), pool: Arc::clone(self) }))
+    }
+
+    /// A state with the given floats, as many as the layout has.
+    pub fn filled(self: &Arc<Self>, floats: impl Iterator<Item = f32>) -> Result<Arc<State>> {
+        let mut state = self.take()?;
+        let memory = Arc::get_mut(&mut state).and_then(|s| s.memory.as_mut()).expect("a state just taken has one holder");
+        memory.as_mut_slice_of::<f32>().iter_mut().zip(floats).for_each(|(to, from)| *to = from);
+        Ok(state)
     }
 
     /// A state with anything in it.

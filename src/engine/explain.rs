@@ -33,6 +33,8 @@ pub struct Captured {
 pub enum Bodies {
     /// Fused circuit, fast bodies, on the pool.
     Fast,
+    /// The circuit as recorded, fast bodies, on the pool: what fusion is tested against.
+    Unfused,
     /// The circuit as recorded, every operation by its definition.
     Definition,
 }
@@ -43,7 +45,7 @@ impl Engine {
     pub fn capture(self: &Arc<Self>, tokens: &[i32], slice: usize, names: &[&str], bodies: Bodies) -> Result<Vec<Captured>> {
         ensure!((1..=Shape::MOST_ROWS).contains(&slice), InvalidArgument, "slices of {slice} rows; 1 to {} run", Shape::MOST_ROWS);
         ensure!(!self.has_encoder(), Unsupported, "the model translates a source; what it makes of one is captured by capture_source");
-        let mut circuit = self.prepared.circuit(true, bodies == Bodies::Definition)?;
+        let mut circuit = self.prepared.circuit(true, bodies != Bodies::Fast)?;
         let mut values = Vec::with_capacity(names.len());
         for name in names {
             let Some(value) = circuit.named(name) else { crate::bail!(NotFound, "no tensor is named {name:?} in this circuit") };
@@ -63,7 +65,7 @@ impl Engine {
             let (position, pages, state) = (sequence.len(), sequence.kv(), sequence.state.pointers(false));
             runner::fill(&mut batch, &[Work { tokens: piece, position, source: 0, pages, state }]);
             match bodies {
-                Bodies::Fast => {
+                Bodies::Fast | Bodies::Unfused => {
                     program.run(self.pool(), &mut workspace, &batch, self.weights(), &AtomicBool::new(false))?;
                 }
                 Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights()),
@@ -81,7 +83,7 @@ impl Engine {
     /// Reads a source and returns the encoder's named tensors (`encoded`, `layer.1`), as [`Engine::capture`] does for tokens.
     pub fn capture_source(self: &Arc<Self>, source: &[i32], names: &[&str], bodies: Bodies) -> Result<Vec<Captured>> {
         self.check_source(source, self.info().context)?;
-        let Some(circuit) = self.prepared.encoder_circuit(bodies == Bodies::Definition)? else { return Ok(Vec::new()) };
+        let Some(circuit) = self.prepared.encoder_circuit(bodies != Bodies::Fast)? else { return Ok(Vec::new()) };
         let (program, values) = prepare::compiled(circuit, Shape { rows: source.len(), sequences: 1 }, names)?;
         let mut workspace = Workspace::new(program.workspace_bytes())?;
         let pages = self.source_pages(source.len())?;
@@ -90,7 +92,7 @@ impl Engine {
         let work = Work { tokens: source, position: 0, source: source.len(), pages: kv, state: StatePointers::none() };
         runner::fill(&mut batch, &[work]);
         match bodies {
-            Bodies::Fast => {
+            Bodies::Fast | Bodies::Unfused => {
                 program.run(self.pool(), &mut workspace, &batch, self.weights(), &AtomicBool::new(false))?;
             }
             Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights()),

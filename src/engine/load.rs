@@ -3,6 +3,7 @@
 use super::info::Info;
 use super::pack::{self, Supply};
 use super::plan::Plan;
+use super::preflight;
 use super::prepare::Prepared;
 use super::runner::Runner;
 use super::synthetic::Random;
@@ -11,7 +12,7 @@ use crate::backend::cpu::pool::{Pool, available_threads};
 use crate::backend::cpu::simd;
 use crate::cache::{PagePool, State, StateLayout, StatePool};
 use crate::error::{Error, Kind, Result};
-use crate::ops::Weight;
+use crate::ops::{ExpertCache, Weight};
 use crate::options::{Compute, LoadOptions};
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::weights::{Role, Source, WeightSpec};
@@ -49,6 +50,7 @@ pub struct Engine {
 pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>) -> Result<Arc<Engine>> {
     let prepared = Prepared::new(path, options)?;
     let plan = prepared.plan(1)?;
+    preflight::check_memory(&plan, prepared.context, options.memory)?;
     let threads = if options.threads == 0 { available_threads() } else { options.threads };
     let pool = Pool::new(threads)?;
     let mut report = |done_bytes: u64, phase: &'static str| -> Result<()> {
@@ -65,7 +67,12 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
     };
     let mut weights = crate::error::vec_with_capacity(prepared.declarations.weights.len(), "the list of weights")?;
     let mut done = 0;
+    let experts = Arc::new(ExpertCache::new(prepared.expert_budget.unwrap_or(0)));
     for (index, spec) in prepared.declarations.weights.iter().enumerate() {
+        if prepared.pages(spec)? {
+            weights.push(pack::paged(&prepared.checkpoint, spec, &prepared.layouts[index], &experts)?);
+            continue;
+        }
         let weight = pack::read(&supply, spec, &prepared.layouts[index], &pool)?;
         done += weight.bytes() as u64;
         weights.push(weight);
@@ -77,7 +84,7 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
     let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, prepared.model.dims().vocab)?);
     let zero = states.zero()?;
     let runner = Mutex::new(Runner::new(&prepared, states.layout().slots())?);
-    let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes())).collect();
+    let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
     let (tokenizer, end_tokens) = vocabulary::open(&prepared.checkpoint);
     let template = match &tokenizer {
         Ok(tokenizer) => vocabulary::template(tokenizer),
@@ -104,6 +111,7 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         simd: simd::table().name(),
         bos: tokenizer.as_ref().ok().and_then(|t| t.bos()),
         end_tokens,
+        drafts: prepared.drafts.clone(),
     };
     report(plan.weights, "done")?;
     Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, pools, states, zero, tokenizer, template }))
@@ -138,6 +146,11 @@ impl Engine {
     /// Bytes of packed weights.
     pub fn weight_bytes(&self) -> u64 {
         self.weights.iter().map(|w| w.bytes() as u64).sum()
+    }
+
+    /// Bytes of key/value pages that sequences have taken so far.
+    pub fn cache_bytes(&self) -> u64 {
+        self.pools.iter().map(|pool| pool.bytes() as u64).sum()
     }
 
     /// Bytes of weights one decode step reads: matrices, but not tables of which a row is looked up.

@@ -1,11 +1,13 @@
 //! From a checkpoint's tensors to weights as operations use them: panels filled in parallel, vectors decoded.
 
+use super::prepare::layout_for;
 use super::synthetic::Random;
 use crate::backend::cpu::pack::{CodeRow, LANES, Layout, Packed};
 use crate::backend::cpu::pool::Pool;
-use crate::bail;
+use crate::{bail, ensure};
 use crate::error::{Error, Kind, Result, vec_filled};
-use crate::ops::{Matrix, StoredRows, Weight};
+use crate::ops::{ExpertCache, Matrix, PagedExperts, PanelSource, StoredRows, Weight};
+use crate::options::Compute;
 use crate::quant::{self, Unpacked};
 use crate::tensor::DType;
 use crate::weights::{Checkpoint, CodeForm, Form, Part, Pick, Role, Source, Stored, WeightSpec};
@@ -157,6 +159,13 @@ fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool
                 let rows = index * LANES..((index + 1) * LANES).min(part.rows);
                 let mut panel = panels[index].lock().unwrap_or_else(PoisonError::into_inner);
                 let done = match (&tensor, supply) {
+                    (Some(_), _) if columns.is_some() && layout.is_integer() => {
+                        let values = columns.as_deref().unwrap_or_default();
+                        scratch
+                            .rows(rows.len(), cols)
+                            .map(|out| out.copy_from_slice(&values[rows.start * cols..rows.end * cols]))
+                            .and_then(|()| fill_values(DType::Q8_0, layout, cols, rows.len(), &mut panel, &mut scratch))
+                    }
                     (Some(_), _) if columns.is_some() => {
                         let values = columns.as_deref().unwrap_or_default();
                         let rows: Vec<&[f32]> = rows.map(|row| &values[row * cols..][..cols]).collect();
@@ -164,11 +173,10 @@ fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool
                     }
                     (Some(stored), _) => fill(stored, part, layout, cols, rows, &mut panel, &mut scratch),
                     (None, Supply::Random(random)) => {
-                        scratch.rows(rows.len(), cols).and_then(|values| {
+                        scratch.rows(rows.len(), cols).map(|values| {
                             for (lane, row) in values.chunks_mut(cols).enumerate() {
                                 random.matrix_row(&part.tensor, part.stored(index * LANES + lane), row);
                             }
-                            Ok(())
                         }).and_then(|()| fill_values(random.dtype, layout, cols, rows.len(), &mut panel, &mut scratch))
                     }
                     (None, Supply::Checkpoint(_)) => Ok(()),
@@ -184,6 +192,63 @@ fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool
         Some(e) => Err(e),
         None => Ok(packed),
     }
+}
+
+/// Rows of one expert's part at a time, out of the file (see [`PagedExperts`]).
+struct InFileExperts {
+    /// By expert and part: the tensor, and the part as it reads it.
+    parts: Vec<Vec<(Stored, Part, Layout)>>,
+    cols: usize,
+}
+
+impl PanelSource for InFileExperts {
+    fn pack(&self, expert: usize, part: usize, rows: Range<usize>) -> Result<Packed> {
+        let (stored, part, layout) = &self.parts[expert][part];
+        let mut packed = Packed::new(*layout, rows.len(), self.cols)?;
+        let mut scratch = Scratch::default();
+        for (panel, start) in packed.panels_mut().zip(rows.clone().step_by(LANES)) {
+            fill(stored, part, *layout, self.cols, start..(start + LANES).min(rows.end), panel, &mut scratch)?;
+        }
+        Ok(packed)
+    }
+}
+
+/// Whether a weight's experts can stay in their file: not where inputs are stored first, since a panel's rows then cross all of it.
+pub(super) fn pageable(checkpoint: &Checkpoint, spec: &WeightSpec) -> Result<bool> {
+    // Matrices that every token meets (those of heads) gain nothing from staying in the file.
+    if spec.role != Role::Experts || spec.active >= spec.experts() {
+        return Ok(false);
+    }
+    for part in spec.parts() {
+        if matches!(part.pick, Pick::Transposed { .. }) && matches!(oriented(part, &find(checkpoint, &part.tensor)?).pick, Pick::Transposed { .. }) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The experts of a weight, left in their file.
+pub(super) fn paged(checkpoint: &Checkpoint, spec: &WeightSpec, layouts: &[Layout], cache: &Arc<ExpertCache>) -> Result<Weight> {
+    let Source::Experts(experts) = &spec.source else { bail!(Internal, "{}: no experts to leave in their file", spec.name) };
+    let mut layouts = layouts.iter().copied();
+    let mut parts = crate::error::vec_with_capacity(experts.len(), "the list of experts")?;
+    // Experts may differ in format; a place is as large as the largest.
+    let mut most = 0;
+    for own in experts {
+        let mut list = Vec::with_capacity(own.len());
+        for (part, layout) in own.iter().zip(layouts.by_ref()) {
+            let stored = find(checkpoint, &part.tensor)?;
+            let part = oriented(part, &stored);
+            list.push((stored, part, layout));
+        }
+        most = most.max(list.iter().map(|(_, part, layout)| Packed::bytes(*layout, part.rows, spec.cols).unwrap_or(0) as u64).sum());
+        parts.push(list);
+    }
+    let rows = |list: &Vec<(Stored, Part, Layout)>| list.iter().map(|(_, part, _)| part.rows).collect::<Vec<_>>();
+    let first = parts.first().map(rows).unwrap_or_default();
+    ensure!(parts.iter().all(|list| rows(list) == first), Internal, "{}: experts are put together from different parts", spec.name);
+    let (count, source) = (parts.len(), Box::new(InFileExperts { parts, cols: spec.cols }));
+    Ok(Weight::Paged(PagedExperts::new(source, count, first, spec.cols, most, cache)))
 }
 
 /// A worker's buffers.
@@ -249,6 +314,13 @@ fn columns(tensor: &Stored, part: &Part, width: usize, start: usize, cols: usize
 /// Fills one panel from stored rows.
 fn fill(stored: &Stored, part: &Part, layout: Layout, cols: usize, rows: Range<usize>, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
     match (stored.form(), layout) {
+        // Asked for by a precision rule, not what the checkpoint's own codes become.
+        (form, super::precision::Q8_0) if !layout_for(form, cols, Compute::Fast).is_ok_and(|own| own == layout) => {
+            for (row, values) in rows.clone().zip(scratch.rows(rows.len(), cols)?.chunks_mut(cols)) {
+                stored.decode_row(part.stored(row), values)?;
+            }
+            fill_values(DType::Q8_0, layout, cols, rows.len(), panel, scratch)
+        }
         (Form::Plain(dtype), _) if layout.is_integer() || matches!((dtype, layout), (DType::BF16, Layout::Bf16) | (DType::F16, Layout::F16)) => {
             let row = |lane| if rows.start + lane < rows.end { stored.plain_row(part.stored(rows.start + lane), cols) } else { &[] };
             let stored: [&[u8]; LANES] = std::array::from_fn(row);
@@ -315,6 +387,11 @@ fn fill_stored(dtype: DType, layout: Layout, cols: usize, stored: &[&[u8]], pane
             sized(&mut scratch.scale, rows * blocks)?;
             sized(&mut scratch.min, rows * blocks)?;
             let mut unpacked = Unpacked::new();
+            // Formats with a table unpack to its values; the panel wants the codes.
+            let codes = match layout {
+                Layout::I4Table { table, .. } => Some(codes_of(&table)),
+                _ => None,
+            };
             for (lane, bytes) in stored.iter().enumerate() {
                 for (index, bytes) in bytes.chunks_exact(dtype.block_bytes()).enumerate() {
                     quant::unpack(dtype, bytes, &mut unpacked)?;
@@ -322,6 +399,9 @@ fn fill_stored(dtype: DType, layout: Layout, cols: usize, stored: &[&[u8]], pane
                         bail!(Internal, "{dtype} has a scale per {}, {layout:?} one per {block}", unpacked.sub_len);
                     }
                     let (len, subs) = (unpacked.len, unpacked.len / block);
+                    if let Some(codes) = &codes {
+                        unpacked.codes[..len].iter_mut().for_each(|c| *c = codes[usize::from(*c as u8)]);
+                    }
                     scratch.codes[lane * cols + index * len..][..len].copy_from_slice(&unpacked.codes[..len]);
                     scratch.scale[lane * blocks + index * subs..][..subs].copy_from_slice(&unpacked.scale[..subs]);
                     scratch.min[lane * blocks + index * subs..][..subs].copy_from_slice(&unpacked.min[..subs]);
@@ -340,6 +420,13 @@ fn fill_stored(dtype: DType, layout: Layout, cols: usize, stored: &[&[u8]], pane
     }
 }
 
+/// By value (as a byte), the code of a table that stands for it.
+fn codes_of(table: &[i8; 16]) -> [i8; 256] {
+    let mut codes = [0; 256];
+    table.iter().enumerate().rev().for_each(|(code, value)| codes[usize::from(*value as u8)] = code as i8);
+    codes
+}
+
 /// Fills one panel from the values in `scratch`, stored as `dtype` first.
 fn fill_values(dtype: DType, layout: Layout, cols: usize, rows: usize, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
     let Some(row_bytes) = dtype.bytes(cols) else { bail!(Unsupported, "rows of {cols} elements are no whole blocks of {dtype}") };
@@ -352,4 +439,75 @@ fn fill_values(dtype: DType, layout: Layout, cols: usize, rows: usize, panel: &m
     let done = fill_stored(dtype, layout, cols, &views, panel, scratch);
     scratch.stored = stored;
     done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::Declarations;
+
+    /// `[2, 6, 32]`, element `i` is `i` in BF16-exact small numbers, and a vector `[2, 6]`.
+    fn checkpoint(name: &str) -> (std::path::PathBuf, Supply) {
+        let folder = std::env::temp_dir().join(format!("metrale-pack-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let header = br#"{"t":{"dtype":"F32","shape":[2,6,32],"data_offsets":[0,1536]},"b":{"dtype":"F32","shape":[2,6],"data_offsets":[1536,1584]}}"#;
+        let values = (0..384).chain(0..12).flat_map(|i| (i as f32).to_le_bytes());
+        let bytes: Vec<u8> = (header.len() as u64).to_le_bytes().into_iter().chain(header.iter().copied()).chain(values).collect();
+        std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
+        std::fs::write(folder.join("config.json"), b"{}").unwrap();
+        let opened = Checkpoint::open(&folder).unwrap();
+        (folder, Supply::Checkpoint(Arc::new(opened)))
+    }
+
+    #[test]
+    fn parts_pick_rows_and_columns_of_stacked_tensors() {
+        let (folder, supply) = checkpoint("picks");
+        let pool = Pool::new(2).unwrap();
+        let mut d = Declarations::default();
+        // Of output-major experts every second row; of input-major ones columns, from a row on.
+        let slice = |e: usize| vec![Part::slice("t", [2, 6, 32], e, 3).rows_from(1, 2), Part::slice("t", [2, 6, 32], e, 1)];
+        let turned = |e: usize| vec![Part::transposed("t", [2, 6, 32], e, 17).rows_from(4, 1).columns_from(2)];
+        let rows = d.experts("rows", vec![slice(0), slice(1)], 32);
+        let columns = d.experts("columns", vec![turned(0), turned(1)], 4);
+        let biases = d.vector_parts("biases", vec![Part::slice("b", [2, 6, 1], 1, 3).rows_from(1, 2), Part::slice("b", [2, 6, 1], 0, 2)], 0.5);
+        let read = |id: crate::ops::WeightId| {
+            let spec = &d.weights[id.0 as usize];
+            read(&supply, spec, &vec![Layout::F32; spec.parts().count()], &pool).unwrap()
+        };
+        let weight = read(rows);
+        let mut row = [0.0; 32];
+        for e in 0..2 {
+            for (r, stored) in [1, 3, 5, 0].into_iter().enumerate() {
+                weight.experts()[e].decode_row(r, &mut row);
+                assert!((0..32).all(|k| row[k] == (e * 192 + stored * 32 + k) as f32), "expert {e} row {r}: {row:?}");
+            }
+        }
+        let weight = read(columns);
+        let mut row = [0.0; 4];
+        for e in 0..2 {
+            for r in 0..17 {
+                weight.experts()[e].decode_row(r, &mut row);
+                assert!((0..4).all(|k| row[k] == (e * 192 + (k + 2) * 32 + r + 4) as f32), "expert {e} row {r}: {row:?}");
+            }
+        }
+        assert_eq!(read(biases).vector(), [7.5, 9.5, 11.5, 0.5, 1.5]);
+        let _ = std::fs::remove_dir_all(folder);
+    }
+
+    #[test]
+    fn parts_outside_of_their_tensor_have_no_shape() {
+        let of = [2, 6, 32];
+        assert_eq!(Part::slice("t", of, 1, 6).shape(32).unwrap(), of);
+        for part in [
+            Part::slice("t", of, 2, 6),
+            Part::slice("t", of, 0, 7),
+            Part::slice("t", of, 0, 3).rows_from(2, 2),
+            Part::transposed("t", of, 0, 33),
+            Part::transposed("t", of, 0, 32).columns_from(1),
+        ] {
+            let cols = if matches!(part.pick, Pick::Slice { .. }) { 32 } else { 6 };
+            assert_eq!(part.shape(cols).unwrap_err().kind(), Kind::Mismatch, "{part:?}");
+        }
+        assert!(Part::slice("t", of, 0, 6).shape(31).is_err());
+    }
 }

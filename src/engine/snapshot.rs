@@ -1,11 +1,12 @@
 //! A kept moment of a sequence: its tokens, keys and values, recurrent state and logits, to start any number of sequences of the
-//! same model from. It shares memory with them until somebody writes.
+//! same model from. It shares memory with them until somebody writes; as bytes it outlives the process.
 
 use super::load::Engine;
 use super::sequence::Sequence;
 use crate::cache::{LayerPages, State};
-use crate::ensure;
-use crate::error::{Result, vec_with_capacity};
+use crate::error::{Error, Kind, Result, vec_with_capacity};
+use crate::ops::PAGE;
+use crate::{bail, ensure};
 use std::sync::Arc;
 
 /// What a sequence was at one moment.
@@ -15,13 +16,6 @@ pub struct Snapshot {
     source: usize,
     pages: Vec<LayerPages>,
     state: Arc<State>,
-}
-
-impl Snapshot {
-    /// The tokens.
-    pub fn tokens(&self) -> &[i32] {
-        &self.tokens
-    }
 }
 
 impl Sequence {
@@ -38,4 +32,121 @@ impl Sequence {
         ensure!(Arc::ptr_eq(self.engine(), &snapshot.engine), Mismatch, "the snapshot was taken from a sequence of another loaded model");
         self.take(&snapshot.tokens, snapshot.source, &snapshot.pages, &snapshot.state)
     }
+}
+
+/// Opens every file of bytes; the last digit is the format's version.
+const MAGIC: &[u8; 8] = b"mtrlseq1";
+
+impl Snapshot {
+    /// The tokens.
+    pub fn tokens(&self) -> &[i32] {
+        &self.tokens
+    }
+
+    /// Size of [`Snapshot::to_bytes`].
+    pub fn byte_len(&self) -> usize {
+        let pages: usize = self.pages.iter().map(|p| p.count() * p.page_bytes()).sum();
+        8 * 5 + 4 * (self.tokens.len() + self.state.floats().len()) + pages
+    }
+
+    /// Little-endian bytes: magic, fingerprint of the model, length of the source, tokens, recurrent state, pages of each layer, checksum.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let floats = self.state.floats();
+        let mut out = vec_with_capacity(self.byte_len(), "a snapshot's bytes")?;
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(&fingerprint(&self.engine)?.to_le_bytes());
+        out.extend_from_slice(&(self.source as u64).to_le_bytes());
+        out.extend_from_slice(&(self.tokens.len() as u64).to_le_bytes());
+        self.tokens.iter().for_each(|t| out.extend_from_slice(&t.to_le_bytes()));
+        floats.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
+        for pages in &self.pages {
+            (0..pages.count()).for_each(|i| out.extend_from_slice(pages.page(i)));
+        }
+        let sum = checksum(&out);
+        out.extend_from_slice(&sum.to_le_bytes());
+        Ok(out)
+    }
+
+    /// A snapshot from bytes that a sequence of the same model, loaded the same way, was kept as.
+    pub fn from_bytes(engine: &Arc<Engine>, bytes: &[u8]) -> Result<Snapshot> {
+        let Some((body, sum)) = bytes.split_last_chunk::<8>() else { bail!(CorruptFile, "snapshot: {} bytes are too few", bytes.len()) };
+        ensure!(body.starts_with(MAGIC), CorruptFile, "snapshot: does not begin with {:?}", String::from_utf8_lossy(MAGIC));
+        ensure!(checksum(body) == u64::from_le_bytes(*sum), CorruptFile, "snapshot: the checksum of {} bytes is not the one at their end", body.len());
+        let mut rest = Reader { bytes: body, at: MAGIC.len() };
+        ensure!(
+            u64::from_le_bytes(*rest.chunk()?) == fingerprint(engine)?,
+            Mismatch,
+            "snapshot: kept by another model, or by this one loaded with other options"
+        );
+        let (source, most) = (u64::from_le_bytes(*rest.chunk()?), engine.info().context);
+        ensure!(source <= most as u64, ContextFull, "snapshot: a source of {source} tokens, the model was loaded for {most}");
+        let source = source as usize;
+        let count = u64::from_le_bytes(*rest.chunk()?);
+        ensure!(count <= most as u64, ContextFull, "snapshot: {count} tokens, the model was loaded for {most}");
+        let count = count as usize;
+        let mut tokens = vec_with_capacity(count, "a snapshot's tokens")?;
+        tokens.extend(rest.take(4 * count)?.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b)));
+        let (pool, _) = engine.states();
+        let floats = rest.take(4 * pool.layout().floats())?;
+        let state = pool.filled(floats.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)))?;
+        let mut pages = vec_with_capacity(engine.pools().len(), "a snapshot's pages")?;
+        for (pool, of_source) in engine.pools().iter().zip(engine.of_source()) {
+            let positions = if *of_source { source } else { count };
+            let mut layer = LayerPages::new(pool, positions)?;
+            layer.reserve(0, positions)?;
+            for index in 0..positions.div_ceil(PAGE) {
+                layer.write_page(index, rest.take(layer.page_bytes())?);
+            }
+            pages.push(layer);
+        }
+        ensure!(rest.at == body.len(), CorruptFile, "snapshot: {} bytes are left over", body.len() - rest.at);
+        Ok(Snapshot { engine: Arc::clone(engine), tokens, source, pages, state })
+    }
+}
+
+/// Bytes taken from the front, never past the end.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, n: usize) -> Result<&'a [u8]> {
+        let taken = self.bytes.get(self.at..).and_then(|rest| rest.get(..n)).ok_or_else(|| {
+            Error::new(Kind::CorruptFile, format!("snapshot: {n} bytes at {} are past its end at {}", self.at, self.bytes.len())).at(self.at as u64)
+        })?;
+        self.at += n;
+        Ok(taken)
+    }
+
+    fn chunk<const N: usize>(&mut self) -> Result<&'a [u8; N]> {
+        self.take(N).map(|bytes| bytes.first_chunk().expect("take() gave N bytes"))
+    }
+}
+
+/// FNV-1a over words, then over the bytes that are left.
+fn checksum(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks();
+    let words = words.iter().map(|word| u64::from_le_bytes(*word));
+    words.chain(rest.iter().map(|b| u64::from(*b))).fold(0xcbf2_9ce4_8422_2325, |sum: u64, word| (sum ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23))
+}
+
+/// What must be the same for a state to fit: the model's shapes, how it computes, and the first row of each weight.
+fn fingerprint(engine: &Engine) -> Result<u64> {
+    let declared = &engine.prepared.declarations;
+    let mut text = format!("{} {:?} {PAGE} {:?} {:?}", engine.info().model_type, engine.prepared.compute, declared.kv, declared.slots).into_bytes();
+    let mut row = Vec::new();
+    for (spec, weight) in declared.weights.iter().zip(engine.weights()) {
+        text.extend_from_slice(format!("{} {} {}", spec.name, spec.rows, spec.cols).as_bytes());
+        row.clear();
+        row.try_reserve(spec.cols).map_err(|_| Error::new(Kind::OutOfMemory, "a row of a weight"))?;
+        row.resize(spec.cols, 0.0);
+        weight.decode_row(0, &mut row);
+        row.iter().for_each(|v| text.extend_from_slice(&v.to_le_bytes()));
+        // One sum after the other keeps the text short.
+        let sum = checksum(&text);
+        text.clear();
+        text.extend_from_slice(&sum.to_le_bytes());
+    }
+    Ok(checksum(&text))
 }

@@ -2,7 +2,7 @@
 //! biases on q, k, v, Qwen 3 norms on queries and keys, SmolLM3 layers without rotation.
 
 use crate::error::Result;
-use crate::layers::{Attention, AttentionDims, Block, Config, FeedForward, GatedMlp, HeadGating, QkNorm, RmsNorm, RopeParameters, Ropes};
+use crate::layers::{Attention, AttentionDims, Block, Config, FeedForward, GatedMlp, HeadGating, QkNorm, RmsNorm, RopeParameters, Ropes, Values};
 use crate::model::{Build, Decoder, Dims, Head, Model, TransformerLayer};
 use crate::ops::Activation;
 use crate::weights::Declarations;
@@ -38,7 +38,9 @@ impl Common {
         let head_dim = match c.count("head_dim")? {
             Some(dim) => dim,
             None => {
-                ensure!(hidden.is_multiple_of(heads), Mismatch, "config.json: hidden_size {hidden} does not split into {heads} heads, and head_dim is absent");
+                // Latent attention has head sizes of its own.
+                let needed = c.get("kv_lora_rank").is_none();
+                ensure!(!needed || hidden.is_multiple_of(heads), Mismatch, "config.json: hidden_size {hidden} does not split into {heads} heads, and head_dim is absent");
                 hidden / heads
             }
         };
@@ -80,6 +82,7 @@ impl Common {
             qkv_bias: false,
             out_bias: false,
             qk_norm: QkNorm::No,
+            values: Values::Own,
             sinks: false,
             gating: HeadGating::No,
             rope: None,

@@ -2,11 +2,16 @@
 
 mod deepseek_v3;
 mod deepseek_v4;
+mod deepseek_v41;
 mod dense;
 mod facts;
 mod gemma3;
+mod gemma4;
 mod glm4_moe;
+mod glm5_next;
 mod gpt_oss;
+mod kimi_linear;
+mod kimi_k3;
 mod laguna;
 mod lfm2;
 mod longcat_flash;
@@ -23,6 +28,9 @@ mod qwen3_moe;
 mod qwen3_next;
 mod qwen3_vl;
 mod qwen4_exp;
+mod step3p7;
+
+pub use facts::{Facts, facts};
 
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
@@ -47,6 +55,7 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["qwen3"], build: dense::qwen3 },
     Family { names: &["smollm3"], build: dense::smollm3 },
     Family { names: &["gemma3_text"], build: gemma3::build },
+    Family { names: &["gemma4", "gemma4_text"], build: gemma4::build },
     Family { names: &["phi3"], build: phi3::build },
     Family { names: &["olmo2"], build: olmo::olmo2 },
     Family { names: &["olmo3"], build: olmo::olmo3 },
@@ -60,17 +69,22 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["laguna"], build: laguna::build },
     Family { names: &["lfm2"], build: lfm2::build },
     Family { names: &["qwen3_next"], build: qwen3_next::build },
-    Family { names: &["qwen3_5", "qwen35", "qwen3_5_text"], build: qwen3_5::dense },
+    Family { names: &["qwen3_5", "qwen35", "qwen3_6", "qwen3_5_text"], build: qwen3_5::dense },
     Family { names: &["qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text"], build: qwen3_5::moe },
     Family { names: &["qwen4_exp", "qwen3_8_flash_next", "qwen4_exp_text"], build: qwen4_exp::build },
     Family { names: &["nemotron_h", "nemotron_h_puzzle"], build: nemotron_h::build },
+    Family { names: &["kimi_linear"], build: kimi_linear::build },
     Family { names: &["deepseek_v3"], build: deepseek_v3::build },
     Family { names: &["mistral4"], build: mistral4::build },
-    Family { names: &["mistral3"], build: mistral4::wrapped },
+    Family { names: &["mistral3", "mistral_small4"], build: mistral4::wrapped },
+    Family { names: &["step3p7", "step3p5", "step3_7"], build: step3p7::build },
     Family { names: &["longcat_flash"], build: longcat_flash::build },
     Family { names: &["longcat_flash_ngram"], build: longcat_flash_ngram::build },
     Family { names: &["deepseek_v4"], build: deepseek_v4::build },
     Family { names: &["m2m_100", "nllb"], build: nllb::build },
+    Family { names: &["deepseek_v41", "deepseek_v4_1", "deepseek_v41_text"], build: deepseek_v41::build },
+    Family { names: &["glm5_next", "glm5_next_text"], build: glm5_next::build },
+    Family { names: &["kimi_k3"], build: kimi_k3::build },
 ];
 
 /// The family of a config, and its normalised model type.
@@ -89,10 +103,15 @@ pub fn loader_for_config(config: &Value) -> Result<(&'static Family, String)> {
 
 /// Sizes of routed experts, under the names a family's config has for them.
 fn sizes(c: &Config<'_>, common: &dense::Common, count: &str, inner: &str) -> Result<ExpertDims> {
-    let (experts, top_k) = (c.usize(count)?, c.usize("num_experts_per_tok")?);
+    sizes_picking(c, common, count, inner, "num_experts_per_tok")
+}
+
+/// As [`sizes`], with the name for the number of experts a row meets.
+fn sizes_picking(c: &Config<'_>, common: &dense::Common, count: &str, inner: &str, picks: &str) -> Result<ExpertDims> {
+    let (experts, top_k) = (c.usize(count)?, c.usize(picks)?);
     // Each expert has tensors of its own; a count beyond this is no model and would only fill memory with names.
     ensure!(experts <= MOST_EXPERTS, LimitExceeded, "config.json: {count} is {experts}; at most {MOST_EXPERTS} are possible");
-    ensure!(top_k <= experts, Mismatch, "config.json: num_experts_per_tok is {top_k}, {count} is {experts}");
+    ensure!(top_k <= experts, Mismatch, "config.json: {picks} is {top_k}, {count} is {experts}");
     Ok(ExpertDims { hidden: common.hidden, inner: c.usize(inner)?, count: experts, top_k, act: common.act })
 }
 

@@ -24,7 +24,11 @@ enum Does {
 
 pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Result<Box<dyn Model>> {
     let plan = plan(c)?;
-    let common = common(c, plan.len())?;
+    let mut common = common(c, plan.len())?;
+    // As transformers saves it.
+    if b.shape("model.embeddings.weight").is_some() {
+        common.root = "model";
+    }
     let mut layers: Vec<Box<dyn TransformerLayer>> = Vec::with_capacity(plan.len());
     for (i, (does, own)) in plan.iter().enumerate() {
         let c = match own {
@@ -49,12 +53,12 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
     }
     Ok(Box::new(Decoder {
         dims: Dims { vocab: common.vocab, hidden: common.hidden, layers: common.layers, context: common.context },
-        head: Head::new(d, "backbone.embeddings.weight", "lm_head", common.vocab, common.hidden, common.tied),
+        head: Head::new(d, &format!("{}.embeddings.weight", common.root), common.head, common.vocab, common.hidden, common.tied),
         embed_factor: 1.0,
         entry: None,
         ropes: Ropes::default(),
         layers,
-        norm: RmsNorm::new(d, "backbone.norm_f", common.hidden, common.eps, 0.0),
+        norm: RmsNorm::new(d, &format!("{}.norm_f", common.root), common.hidden, common.eps, 0.0),
         logit_factor: 1.0,
         logit_softcap: None,
     }))

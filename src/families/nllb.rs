@@ -5,7 +5,7 @@
 //! token's id; there is no limit to them but the trained length.
 
 use crate::error::Result;
-use crate::layers::{Attention, AttentionDims, AttentionNames, Config, CrossAttention, EncoderAttention, GatedMlp, HeadGating, LayerNorm, QkNorm, SourceAttentionDims};
+use crate::layers::{Attention, AttentionDims, AttentionNames, Config, CrossAttention, EncoderAttention, GatedMlp, HeadGating, LayerNorm, QkNorm, SourceAttentionDims, Values};
 use crate::model::{Build, DecoderLayer, Dims, EncoderLayer, Head, Model, Translator};
 use crate::ops::Activation;
 use crate::weights::Declarations;
@@ -68,6 +68,7 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
         qkv_bias: true,
         out_bias: true,
         qk_norm: QkNorm::No,
+        values: Values::Own,
         sinks: false,
         gating: HeadGating::No,
         rope: None,

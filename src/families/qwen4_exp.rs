@@ -13,7 +13,7 @@ use crate::circuit::Tape;
 use crate::error::Result;
 use crate::layers::{
     Attention, AttentionDims, Config, DeltaNet, DeltaNetDims, DeltaNetTensors, FeedForward, GatedMlp, GatedSite, GatedStreamDims, HeadGating, IndexedAttention,
-    IndexedAttentionDims, Linear, Mixer, Moe, NgramMemory, NgramMemoryDims, QkNorm, RopeParameters, Ropes, Router, Streams,
+    IndexedAttentionDims, Linear, Mixer, Moe, NgramMemory, NgramMemoryDims, QkNorm, RopeParameters, Ropes, Router, Streams, unused_primes,
 };
 use crate::model::{Build, Carry, Dims, Head, Model, StreamDecoder, StreamEnd, StreamLayer};
 use crate::ops::{Activation, HashTable, KvType, Records, Value};
@@ -67,24 +67,18 @@ fn multipliers(seed: u64, index: usize, vocab: usize, count: usize) -> Vec<u64> 
     (1..=count as u64).map(|i| 2 * (split_mix(base.wrapping_add(GAMMA.wrapping_mul(i))) % bound) + 1).collect()
 }
 
-fn is_prime(n: usize) -> bool {
-    n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d))
-}
-
 /// The tables of memory number `index`: `heads` for each length from 2 to `longest`, as large as the primes from `base` on, which
 /// the model's memories use up in turn.
-fn tables(base: usize, index: usize, longest: usize, heads: usize) -> Vec<HashTable> {
+fn tables(base: usize, index: usize, longest: usize, heads: usize) -> Option<Vec<HashTable>> {
     let count = (longest - 1) * heads;
-    let mut offset = 0;
-    let sizes = (base..).filter(|n| is_prime(*n)).skip(index * count).take(count);
-    sizes
-        .enumerate()
-        .map(|(i, rows)| {
-            let table = HashTable { rows: rows as u32, offset, tokens: i / heads + 2 };
-            offset = offset.saturating_add(rows as u32);
-            table
-        })
-        .collect()
+    let primes = unused_primes(&mut Vec::new(), u32::try_from(base).ok()?, index + 1, count)?;
+    let mut offset = 0u32;
+    let mut list = Vec::with_capacity(count);
+    for (i, rows) in primes[index * count..].iter().copied().enumerate() {
+        list.push(HashTable { rows, offset, tokens: i / heads + 2 });
+        offset = offset.checked_add(rows)?;
+    }
+    Some(list)
 }
 
 /// The memory before layer `i`, the `index`th of the model's.
@@ -101,7 +95,9 @@ fn memory(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations, streams: GatedStr
     let width = c.usize_or("ple_embed_dim", streams.hidden)?;
     ensure!(width.is_multiple_of(count), Mismatch, "config.json: ple_embed_dim {width} does not split into {count} n-gram heads");
     let part = |p: &str| format!("{name}.ple_embedding.{p}");
-    let mut tables = tables(base, index, longest, heads);
+    let Some(mut tables) = tables(base, index, longest, heads) else {
+        bail!(TooLarge, "config.json: {count} n-gram tables from {base} rows on (ngram_vocab_size_base)")
+    };
     // What the checkpoint says counts; it says the same as the config wherever nobody changed either.
     if let (Some(rows), Some(offsets)) = (b.integers(&part("ngram_heads_vocab_sizes")), b.integers(&part("ngram_heads_offsets"))) {
         ensure!(rows.len() == count && offsets.len() == count, Mismatch, "{name}: {} sizes and {} offsets of {count} n-gram heads", rows.len(), offsets.len());
@@ -262,11 +258,11 @@ mod tests {
 
     #[test]
     fn tables_take_the_primes_in_turn() {
-        let first = tables(128, 0, 3, 2);
+        let first = tables(128, 0, 3, 2).unwrap();
         assert_eq!(first.iter().map(|t| t.rows).collect::<Vec<_>>(), [131, 137, 139, 149]);
         assert_eq!(first.iter().map(|t| (t.offset, t.tokens)).collect::<Vec<_>>(), [(0, 2), (131, 2), (268, 3), (407, 3)]);
-        assert_eq!(tables(131, 0, 2, 1)[0].rows, 131);
-        assert_eq!(tables(128, 1, 3, 2)[0].rows, 151);
+        assert_eq!(tables(131, 0, 2, 1).unwrap()[0].rows, 131);
+        assert_eq!(tables(128, 1, 3, 2).unwrap()[0].rows, 151);
     }
 
     #[test]

@@ -79,9 +79,9 @@ pub struct Build<'a> {
 }
 
 impl Build<'_> {
-    /// The shape of a stored tensor.
+    /// The shape of a stored tensor, in whatever form the checkpoint holds it.
     pub fn shape(&self, tensor: &str) -> Option<Vec<usize>> {
-        self.checkpoint.tensor(tensor).map(|view| view.shape)
+        self.checkpoint.stored(tensor).ok().flatten().map(|stored| stored.shape)
     }
 
     /// The whole numbers of a small stored tensor of 64-bit integers.

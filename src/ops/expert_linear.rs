@@ -6,7 +6,7 @@
 #![allow(unsafe_code)] // pieces of outputs, disjoint by slot, row and panel
 
 use super::scratch::{self, Scratch, sized};
-use super::{Frame, Kind, Matrix, Op, Port, Product, Shape, Shapes, Turn, Value, WeightId};
+use super::{Frame, Kind, Matrix, Op, PagedExperts, Port, Product, Shape, Shapes, Turn, Value, Weight, WeightId};
 use crate::backend::cpu::activations::{Activations, Epilogue, Q8_BLOCK};
 use crate::backend::cpu::pack::{LANES, Packed};
 use crate::error::Result;
@@ -63,8 +63,8 @@ impl ExpertLinear {
 
     /// Sorts (row, slot) pairs by expert, rows ascending within; those without an expert are one group at the end. Returns the number of
     /// chunks. Every worker does it for itself and finds the same.
-    fn group(&self, frame: &Frame<'_>, experts: &[Matrix], scratch: &mut Scratch) -> usize {
-        let (rows, slots, count) = (frame.rows(self.y), self.slots, experts.len());
+    fn group(&self, frame: &Frame<'_>, experts: &Experts<'_>, scratch: &mut Scratch) -> usize {
+        let (rows, slots, count) = (frame.rows(self.y), self.slots, experts.count());
         // A counting sort: starts of each expert, then places.
         let (starts, order) = sized(&mut scratch.pairs, count + 2 + rows * slots).split_at_mut(count + 2);
         starts.fill(0);
@@ -88,7 +88,7 @@ impl ExpertLinear {
         for (expert, end) in starts[..=count].iter().map(|e| *e as usize).enumerate() {
             if end > begin {
                 scratch.groups.push(Group { expert, pairs: begin..end, first_chunk: chunks });
-                chunks += experts.get(expert).map_or(1, |m| m.parts.iter().map(part_chunks).sum());
+                chunks += if expert < count { experts.chunks(expert) } else { 1 };
             }
             begin = end;
         }
@@ -96,25 +96,44 @@ impl ExpertLinear {
     }
 
     /// One chunk: some panels of one expert, for all rows that meet it.
-    fn chunk(&self, frame: &Frame<'_>, experts: &[Matrix], width: usize, chunk: usize, scratch: &mut Scratch) {
-        let Scratch { a, b, blocks, pairs, groups } = scratch;
-        let group = &groups[groups.partition_point(|g| g.first_chunk <= chunk) - 1];
-        let pairs = &pairs[experts.len() + 2..][group.pairs.clone()];
-        let y = frame.output(self.y);
-        let place = |pair: u32| (pair as usize / self.slots, pair as usize % self.slots);
-        let Some(expert) = experts.get(group.expert) else {
-            for (row, slot) in pairs.iter().map(|p| place(*p)) {
+    fn chunk(&self, frame: &Frame<'_>, experts: &Experts<'_>, width: usize, chunk: usize, scratch: &mut Scratch) {
+        let group = &scratch.groups[scratch.groups.partition_point(|g| g.first_chunk <= chunk) - 1];
+        let (expert, pairs) = (group.expert, experts.count() + 2 + group.pairs.start..experts.count() + 2 + group.pairs.end);
+        let index = chunk - group.first_chunk;
+        if expert >= experts.count() {
+            let y = frame.output(self.y);
+            for pair in &scratch.pairs[pairs] {
+                let (row, slot) = (*pair as usize / self.slots, *pair as usize % self.slots);
                 // SAFETY: pairs without an expert are one chunk.
                 unsafe { y.piece(row, slot * width..(slot + 1) * width) }.fill(0.0);
             }
             return;
-        };
-        let (part, panels, column) = find(expert, chunk - group.first_chunk);
-        let bias = self.bias.map(|id| &frame.weight(id).vector()[group.expert * width + column..][..part.rows()]);
+        }
+        experts.with(expert, index, |part, panels, column| {
+            let bias = self.bias.map(|id| &frame.weight(id).vector()[expert * width + column..][..part.rows()]);
+            self.product(frame, part, panels, width, column, bias, pairs, scratch);
+        });
+    }
+
+    /// Some panels of one expert, whose first output is `column`, for these (row, slot) pairs.
+    fn product(
+        &self,
+        frame: &Frame<'_>,
+        part: &Packed,
+        panels: Range<usize>,
+        width: usize,
+        column: usize,
+        bias: Option<&[f32]>,
+        pairs: Range<usize>,
+        scratch: &mut Scratch,
+    ) {
+        let Scratch { a, b, blocks, pairs: all, .. } = scratch;
+        let y = frame.output(self.y);
+        let place = |pair: u32| (pair as usize / self.slots, pair as usize % self.slots);
         let epilogue = Epilogue { bias, add: false };
         let cols = part.cols();
         let features = panels.start * LANES..(panels.end * LANES).min(part.rows());
-        for pairs in pairs.chunks(ROWS) {
+        for pairs in all[pairs].chunks(ROWS) {
             let (row, slot) = place(pairs[0]);
             let start = self.input(frame, slot, cols);
             // Rows next to each other in the same slot need no gathering; one row never does.
@@ -177,17 +196,65 @@ fn part_chunks(part: &Packed) -> usize {
     part.panels().div_ceil(PANELS)
 }
 
-/// Part, panels and first output of chunk `chunk` of a matrix.
-fn find(matrix: &Matrix, mut chunk: usize) -> (&Packed, Range<usize>, usize) {
-    let mut column = 0;
-    for part in &matrix.parts {
-        if chunk < part_chunks(part) {
-            return (part, chunk * PANELS..((chunk + 1) * PANELS).min(part.panels()), column);
+/// The experts of a weight, in memory or in their file.
+enum Experts<'a> {
+    Packed(&'a [Matrix]),
+    Paged(&'a PagedExperts),
+}
+
+impl<'a> Experts<'a> {
+    fn of(weight: &'a Weight) -> Experts<'a> {
+        match weight {
+            Weight::Paged(paged) => Experts::Paged(paged),
+            weight => Experts::Packed(weight.experts()),
         }
-        chunk -= part_chunks(part);
-        column += part.rows();
     }
-    unreachable!("chunks are counted over these parts")
+
+    fn count(&self) -> usize {
+        match self {
+            Experts::Packed(matrices) => matrices.len(),
+            Experts::Paged(paged) => paged.count(),
+        }
+    }
+
+    fn cols(&self) -> usize {
+        match self {
+            Experts::Packed(matrices) => matrices.first().and_then(|m| m.parts.first()).map_or(0, Packed::cols),
+            Experts::Paged(paged) => paged.cols(),
+        }
+    }
+
+    /// Chunks of one expert.
+    fn chunks(&self, expert: usize) -> usize {
+        match self {
+            Experts::Packed(matrices) => matrices[expert].parts.iter().map(part_chunks).sum(),
+            Experts::Paged(paged) => paged.chunks(),
+        }
+    }
+
+    /// Calls `f` with the part that has a chunk, the chunk's panels in it, and the part's first output.
+    fn with(&self, expert: usize, mut chunk: usize, f: impl FnOnce(&Packed, Range<usize>, usize)) {
+        match self {
+            Experts::Paged(paged) => paged.with(expert, chunk, chunk == 0, |packed, column| f(packed, 0..packed.panels(), column)),
+            Experts::Packed(matrices) => {
+                let mut column = 0;
+                for part in &matrices[expert].parts {
+                    if chunk < part_chunks(part) {
+                        return f(part, chunk * PANELS..((chunk + 1) * PANELS).min(part.panels()), column);
+                    }
+                    chunk -= part_chunks(part);
+                    column += part.rows();
+                }
+            }
+        }
+    }
+
+    fn decode_row(&self, expert: usize, row: usize, out: &mut [f32]) {
+        match self {
+            Experts::Packed(matrices) => matrices[expert].decode_row(row, out),
+            Experts::Paged(paged) => paged.decode_row(expert, row, out),
+        }
+    }
 }
 
 impl Op for ExpertLinear {
@@ -231,24 +298,23 @@ impl Op for ExpertLinear {
 
     fn scalar(&self, frame: &Frame<'_>) {
         let y = frame.output(self.y);
-        let experts = frame.weight(self.weight).experts();
-        let width = y.width() / self.slots;
+        let experts = Experts::of(frame.weight(self.weight));
+        let (width, cols) = (y.width() / self.slots, experts.cols());
         let bias = self.bias.map(|id| frame.weight(id).vector());
         for row in 0..y.rows() {
             for slot in 0..self.slots {
                 // SAFETY: alone.
                 let y = unsafe { y.piece(row, slot * width..(slot + 1) * width) };
                 let id = self.expert(frame, row, slot);
-                let Some(expert) = experts.get(id) else {
+                if id >= experts.count() {
                     y.fill(0.0);
                     continue;
-                };
-                let cols = expert.parts.first().map_or(0, Packed::cols);
+                }
                 let start = self.input(frame, slot, cols);
                 let x: Vec<f64> = (start..start + cols).map(|k| element(self, frame, row, k)).collect();
                 let mut w = vec![0.0f32; cols];
                 for (n, y) in y.iter_mut().enumerate() {
-                    expert.decode_row(n, &mut w);
+                    experts.decode_row(id, n, &mut w);
                     let sum: f64 = w.iter().zip(&x).map(|(w, x)| f64::from(*w) * x).sum();
                     *y = (sum + bias.map_or(0.0, |b| f64::from(b[id * width + n]))) as f32;
                 }
@@ -257,7 +323,7 @@ impl Op for ExpertLinear {
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let experts = frame.weight(self.weight).experts();
+        let experts = &Experts::of(frame.weight(self.weight));
         let width = frame.slot(self.y).width / self.slots;
         scratch::with(|scratch| {
             let chunks = self.group(frame, experts, scratch);

@@ -256,6 +256,8 @@ pub enum Weight {
     Matrix(Matrix),
     /// A matrix for each expert, all of one shape.
     Experts(Vec<Matrix>),
+    /// A matrix for each expert, packed when a row meets it.
+    Paged(super::PagedExperts),
     /// A vector in f32 (norms, biases, factors).
     Vector(Vec<f32>),
     /// Rows as the checkpoint stores them, decoded when looked up (an embedding that is no output matrix).
@@ -303,6 +305,7 @@ impl Weight {
                 let rows = experts.first().map_or(1, Matrix::rows).max(1);
                 experts[row / rows].decode_row(row % rows, out);
             }
+            Weight::Paged(paged) => paged.decode_row(row / paged.rows(), row % paged.rows(), out),
             Weight::Stored(rows) => rows.decode_row(row, out),
         }
     }
@@ -312,6 +315,7 @@ impl Weight {
         match self {
             Weight::Matrix(m) => m.bytes(),
             Weight::Experts(experts) => experts.iter().map(Matrix::bytes).sum(),
+            Weight::Paged(paged) => paged.bytes() as usize,
             Weight::Vector(v) => size_of_val(v.as_slice()),
             Weight::Stored(_) => 0,
         }

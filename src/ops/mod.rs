@@ -15,6 +15,7 @@ mod conv;
 mod decay;
 mod delta_rule;
 mod embed;
+mod engram;
 mod expand_heads;
 mod frame;
 mod head_linear;
@@ -33,15 +34,18 @@ mod ngram_hash;
 mod mamba2;
 mod mean_groups;
 mod norm;
+mod paged;
 mod pool_groups;
 mod position_scale;
 mod quantize;
 mod regroup;
+mod residual_mix;
 mod records;
 mod rope;
 mod rope_tail;
 mod scale;
 mod selected_attention;
+mod scale_by;
 mod shared_attention;
 mod route;
 mod scratch;
@@ -65,13 +69,14 @@ pub use conv::Conv;
 pub use decay::Decay;
 pub use delta_rule::DeltaRule;
 pub use embed::Embed;
+pub use engram::{EngramHash, EngramInject, EngramRows};
 pub use expert_linear::ExpertLinear;
 pub use frame::{
     Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, SlotSpec, SlotState, StatePointers, StoredRows, Weight,
 };
 pub use expand_heads::ExpandHeads;
 pub use head_linear::HeadLinear;
-pub use hyper::{HyperCollapse, HyperExpand, HyperMix};
+pub use hyper::{HyperCollapse, HyperExpand, HyperMix, MOST_STREAMS};
 pub use hyper_inject::HyperInject;
 pub use index::{IndexBlocks, IndexSelect, Indexer};
 pub use join::Join;
@@ -86,14 +91,17 @@ pub use mean_groups::MeanGroups;
 pub use norm::{Norm, NormKind};
 pub use pool_groups::{GroupRopeTable, PoolGroups};
 pub use position_scale::PositionScale;
+pub use paged::{ExpertCache, PagedExperts, PanelSource};
 pub use quantize::Quantize;
 pub use regroup::{Piece, Regroup};
+pub use residual_mix::ResidualMix;
 pub use records::{RecordWrite, Records};
 pub use rope::{Rope, RopeStyle, RopeTable};
 pub use rope_tail::RopeTail;
 pub use route::{Groups, Route, Scoring};
 pub use scale::Scale;
 pub use selected_attention::SelectedAttention;
+pub use scale_by::ScaleBy;
 pub use shared_attention::{Pooled, SharedAttention};
 pub use sinusoid::Sinusoid;
 pub use softcap::Softcap;
@@ -261,6 +269,32 @@ macro_rules! op_common {
         }
         fn as_any(&self) -> &dyn std::any::Any {
             self
+        }
+    };
+}
+
+/// `solo`, `scalar` and `run` of an operation whose rows are computed one by one: `fn row(&self, frame, row, y: &mut [f32])` is both the
+/// definition and the body. `$cost` weighs an element's work against a plain multiply-add.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! op_by_row {
+    ($cost:literal) => {
+        fn solo(&self, frame: &$crate::ops::Frame<'_>) -> bool {
+            frame.rows(self.y) <= $crate::ops::row_grain(frame.slot(self.y).width * $cost)
+        }
+        #[allow(unsafe_code)]
+        fn scalar(&self, frame: &$crate::ops::Frame<'_>) {
+            let y = frame.output(self.y);
+            for row in 0..y.rows() {
+                // SAFETY: alone.
+                self.row(frame, row, unsafe { y.row(row) });
+            }
+        }
+        #[allow(unsafe_code)]
+        fn run(&self, frame: &$crate::ops::Frame<'_>, turn: &$crate::ops::Turn<'_>) {
+            let y = frame.output(self.y);
+            // SAFETY: `each_row` gives a row to one worker.
+            turn.each_row(y.rows(), y.width() * $cost, |row| self.row(frame, row, unsafe { y.row(row) }));
         }
     };
 }

@@ -50,7 +50,7 @@ impl Op for Norm {
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let x = shapes.value(self.x);
         let group = self.group(x.width);
-        ensure!(group > 0 && x.width % group == 0, Internal, "norm: rows of {} do not split into groups of {group}", x.width);
+        ensure!(group > 0 && x.width.is_multiple_of(group), Internal, "norm: rows of {} do not split into groups of {group}", x.width);
         for id in self.weight.iter().chain(&self.bias) {
             let len = shapes.weight(*id).1;
             ensure!(len == group || len == x.width, Internal, "norm: a weight of {len} for groups of {group} in rows of {}", x.width);

@@ -7,7 +7,7 @@ use crate::tensor::DType;
 pub(super) struct IQ4NL;
 
 /// Part of the format.
-const TABLE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub(super) const TABLE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 impl Block for IQ4NL {
     const DTYPE: DType = DType::IQ4NL;

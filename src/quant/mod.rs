@@ -98,6 +98,15 @@ pub fn format(dtype: DType) -> Option<&'static Format> {
     FORMATS.iter().find(|f| f.dtype == dtype)
 }
 
+/// The values that 4-bit codes of a block type stand for, where those are no evenly spaced numbers.
+pub fn table(dtype: DType) -> Option<[i8; 16]> {
+    match dtype {
+        DType::IQ4NL => Some(iq4_nl::TABLE),
+        DType::MXFP4 => Some(mxfp4::TABLE),
+        _ => None,
+    }
+}
+
 /// Stored bytes to values: any whole number of blocks.
 pub fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
     let format = known(dtype)?;

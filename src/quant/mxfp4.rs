@@ -9,7 +9,7 @@ use crate::tensor::DType;
 pub(super) struct MXFP4;
 
 /// Twice the E2M1 values, sign in the top bit.
-const TABLE: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub(super) const TABLE: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl Block for MXFP4 {
     const DTYPE: DType = DType::MXFP4;

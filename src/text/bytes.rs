@@ -3,7 +3,6 @@
 //! Printable Latin-1 bytes stand for themselves; the other 68 are numbered from U+0100 in byte order (GPT-2's scheme).
 
 /// The character that stands for a byte. The other direction is the one that decoding needs; this one is its definition.
-#[cfg(test)]
 pub(super) fn char_of(byte: u8) -> char {
     if is_printable(byte) {
         return char::from(byte);

@@ -9,6 +9,7 @@ mod bpe;
 mod bytes;
 mod clock;
 mod decode_rules;
+mod fold;
 mod gguf;
 mod json;
 mod own_stack;
@@ -25,6 +26,7 @@ mod tokenizer;
 mod model_tests;
 
 pub use clock::Clock;
+pub use fold::folded_ids;
 pub use gguf::GgufVocab;
 pub use stream::{Stopped, StreamOptions, TextPiece, TextStream};
 pub use template::ChatTemplate;

@@ -66,11 +66,16 @@ impl Golden {
     }
 }
 
-/// Folders with goldens: the fixtures', and all reference checkpoints where they lie beside the project.
+/// Folders with goldens: the fixtures', and all reference checkpoints where they lie beside the project. `METRALE_REFERENCE` names a folder
+/// to walk instead.
 pub fn folders() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
-    for place in [root.join("tests/fixtures/models"), root.join("../shared/reference/models")] {
+    let places = match std::env::var_os("METRALE_REFERENCE") {
+        Some(place) => vec![PathBuf::from(place)],
+        None => vec![root.join("tests/fixtures/models"), root.join("../shared/reference/models")],
+    };
+    for place in places {
         let Ok(entries) = std::fs::read_dir(place) else { continue };
         found.extend(entries.flatten().map(|e| e.path()).filter(|p| p.join("golden.safetensors").exists() && !p.join("adapter_config.json").exists()));
     }
