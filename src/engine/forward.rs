@@ -45,7 +45,7 @@ pub(super) fn recompute(engine: &Engine, sequence: &mut Sequence, len: usize) ->
     sequence.reserve_between(position, len)?;
     sequence.state.begin()?;
     let token = [sequence.tokens[position]];
-    let work = Work { tokens: &token, position, pages: sequence.kv(), state: sequence.state.pointers(false) };
+    let work = Work { tokens: &token, position, source: sequence.source(), pages: sequence.kv(), state: sequence.state.pointers(false) };
     let mut runner = engine.runner();
     if !runner.run(&[work], engine.weights(), engine.pool(), &AtomicBool::new(false))? {
         bail!(Cancelled, "the step was cancelled");
@@ -66,12 +66,22 @@ fn check(engine: &Engine, sequence: &Sequence, tokens: &[i32]) -> Result<()> {
         );
         return Err(Error::new(Kind::ContextFull, text).sizes(tokens.len() as u64, room as u64));
     }
-    let vocab = engine.info().vocab;
-    if let Some(index) = tokens.iter().position(|&t| t < 0 || t as usize >= vocab) {
-        let text = format!("token {} at index {index} is outside the vocabulary of {vocab}", tokens[index]);
-        return Err(Error::new(Kind::InvalidToken, text).at(index as u64));
+    if engine.has_encoder() && sequence.source() == 0 && !tokens.is_empty() {
+        bail!(InvalidState, "the model translates a source, and the sequence has read none yet; encode one first");
     }
-    Ok(())
+    engine.check_tokens(tokens)
+}
+
+impl Engine {
+    /// Checks that tokens are in the vocabulary.
+    pub(super) fn check_tokens(&self, tokens: &[i32]) -> Result<()> {
+        let vocab = self.info().vocab;
+        if let Some(index) = tokens.iter().position(|&t| t < 0 || t as usize >= vocab) {
+            let text = format!("token {} at index {index} is outside the vocabulary of {vocab}", tokens[index]);
+            return Err(Error::new(Kind::InvalidToken, text).at(index as u64));
+        }
+        Ok(())
+    }
 }
 
 /// Runs everything; sequences grow as slices succeed.
@@ -102,7 +112,8 @@ fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])]) -> Result<()> {
                     let (sequence, tokens) = &mut group[index];
                     let tokens: &[i32] = tokens;
                     let state = sequence.state.pointers(done[index] > 0);
-                    Work { tokens: &tokens[done[index]..done[index] + count], position: sequence.len(), pages: sequence.kv(), state }
+                    let (position, source) = (sequence.len(), sequence.source());
+                    Work { tokens: &tokens[done[index]..done[index] + count], position, source, pages: sequence.kv(), state }
                 })
                 .collect();
             let mut runner = engine.runner();

@@ -179,6 +179,11 @@ impl Engine {
         &self.pool
     }
 
+    /// For each kind of pages, whether its positions are a source's.
+    pub(super) fn of_source(&self) -> &[bool] {
+        &self.prepared.declarations.of_source
+    }
+
     pub(super) fn pools(&self) -> &[Arc<PagePool>] {
         &self.pools
     }

@@ -1,8 +1,11 @@
 //! The engine: loads a checkpoint, plans memory, runs sequences.
 //!
 //! [`Engine`] is the loaded model, immutable and shared; [`Sequence`] is one timeline of tokens with its state. [`forward`]
-//! computes one more token for each of several sequences in one pass.
+//! computes one more token for each of several sequences in one pass; [`beam`] searches for the likeliest continuations. Models that
+//! translate read their source first, by [`Sequence::encode`].
 
+mod beam;
+mod encode;
 mod explain;
 mod forward;
 pub mod generate;
@@ -19,6 +22,7 @@ mod snapshot;
 mod synthetic;
 mod vocabulary;
 
+pub use beam::{BeamOptions, Hypothesis, beam};
 pub use explain::{Bodies, Captured, explain};
 pub use forward::forward;
 pub use generate::{Chooser, decode_step};

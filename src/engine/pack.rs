@@ -33,7 +33,7 @@ pub(super) fn read(supply: &Supply, spec: &WeightSpec, layouts: &[Layout], pool:
     match (&spec.source, spec.role) {
         (Source::Constant(values), _) => Ok(Weight::Vector(values.clone())),
         (Source::Tensors(parts), Role::Vector { add }) => vector(supply, parts, add).map(Weight::Vector),
-        (Source::Tensors(parts), Role::Rows) => stored(supply, &parts[0], spec.cols),
+        (Source::Tensors(parts), Role::Rows) => stored(supply, parts, spec.cols),
         (Source::Tensors(parts), _) => one(parts, layouts).map(Weight::Matrix),
         (Source::Experts(experts), _) => {
             let mut layouts = layouts;
@@ -106,8 +106,32 @@ impl StoredRows for InMemory {
     }
 }
 
-fn stored(supply: &Supply, part: &Part, cols: usize) -> Result<Weight> {
-    Ok(Weight::Stored(match supply {
+/// Rows of several tensors, one after another: the number of the first row of each, and its rows.
+struct Shards(Vec<(usize, Box<dyn StoredRows>)>);
+
+impl StoredRows for Shards {
+    fn decode_row(&self, row: usize, out: &mut [f32]) {
+        let after = self.0.partition_point(|(first, _)| *first <= row);
+        let (first, rows) = &self.0[after - 1];
+        rows.decode_row(row - first, out);
+    }
+}
+
+fn stored(supply: &Supply, parts: &[Part], cols: usize) -> Result<Weight> {
+    if let [part] = parts {
+        return stored_rows(supply, part, cols).map(Weight::Stored);
+    }
+    let mut shards = crate::error::vec_with_capacity(parts.len(), "the list of a table's shards")?;
+    let mut first = 0;
+    for part in parts {
+        shards.push((first, stored_rows(supply, part, cols)?));
+        first += part.rows;
+    }
+    Ok(Weight::Stored(Box::new(Shards(shards))))
+}
+
+fn stored_rows(supply: &Supply, part: &Part, cols: usize) -> Result<Box<dyn StoredRows>> {
+    Ok(match supply {
         Supply::Checkpoint(checkpoint) => {
             let stored = find(checkpoint, &part.tensor)?;
             // Once now, so that a type nobody decodes is an error here and not a surprise later.
@@ -115,7 +139,7 @@ fn stored(supply: &Supply, part: &Part, cols: usize) -> Result<Weight> {
             Box::new(InFile { part: oriented(part, &stored), stored })
         }
         Supply::Random(random) => Box::new(InMemory(random.rows(&part.tensor, part.rows, cols)?)),
-    }))
+    })
 }
 
 /// Packs one tensor, panels shared among the pool's workers.

@@ -113,8 +113,17 @@ impl Prepared {
 
     /// The circuit with formats connected, fused unless `plain`.
     pub fn circuit(&self, all_logits: bool, plain: bool) -> Result<Circuit> {
+        self.finished(all_logits, plain, |tape| self.model.record(tape))
+    }
+
+    /// The encoder's circuit, where the model has one.
+    pub fn encoder_circuit(&self, plain: bool) -> Result<Option<Circuit>> {
+        self.model.encoder().map(|encoder| self.finished(true, plain, |tape| encoder.record(tape))).transpose()
+    }
+
+    fn finished(&self, all_logits: bool, plain: bool, record: impl FnOnce(&mut Tape<'_>) -> Value) -> Result<Circuit> {
         let mut tape = Tape::new(&self.declarations, all_logits);
-        let output = self.model.record(&mut tape);
+        let output = record(&mut tape);
         let mut circuit = tape.finish(output)?;
         lower(&mut circuit, &|id| self.needs(id));
         if !plain {
@@ -125,13 +134,12 @@ impl Prepared {
 
     /// A program for batches of `shape`; values named in `keep` can be read after a run.
     pub fn program(&self, shape: Shape, all_logits: bool, keep: &[&str]) -> Result<(Program, Vec<Value>)> {
-        let circuit = self.circuit(all_logits, false)?;
-        let mut values = Vec::with_capacity(keep.len());
-        for name in keep {
-            let found = circuit.named(name).ok_or_else(|| Error::new(Kind::NotFound, format!("no tensor is named {name:?} in this circuit")).named(*name))?;
-            values.push(found);
-        }
-        Ok((Program::new(circuit, shape.rows, shape.sequences, &values)?, values))
+        compiled(self.circuit(all_logits, false)?, shape, keep)
+    }
+
+    /// A program for sources of up to `rows` tokens, where the model has an encoder.
+    pub fn encoder_program(&self, rows: usize, keep: &[&str]) -> Result<Option<(Program, Vec<Value>)>> {
+        self.encoder_circuit(false)?.map(|circuit| compiled(circuit, Shape { rows, sequences: 1 }, keep)).transpose()
     }
 
     fn needs(&self, id: WeightId) -> Needs {
@@ -165,6 +173,9 @@ impl Prepared {
         for shape in Shape::ALL {
             scratch = scratch.max(self.program(shape, false, &[])?.0.workspace_bytes() as u64);
         }
+        if let Some((encoder, _)) = self.encoder_program(self.context, &[])? {
+            scratch = scratch.max(encoder.workspace_bytes() as u64);
+        }
         // Each sequence has a committed and a spare state, and all share the one before any token.
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
         let states = (sequences as u64).saturating_mul(2).saturating_add(1).saturating_mul(4);
@@ -176,6 +187,16 @@ impl Prepared {
             other: states.saturating_mul(self.model.dims().vocab as u64),
         })
     }
+}
+
+/// A program for batches of `shape`, and the values of those names, which can be read after a run.
+pub(super) fn compiled(circuit: Circuit, shape: Shape, keep: &[&str]) -> Result<(Program, Vec<Value>)> {
+    let mut values = Vec::with_capacity(keep.len());
+    for name in keep {
+        let found = circuit.named(name).ok_or_else(|| Error::new(Kind::NotFound, format!("no tensor is named {name:?} in this circuit")).named(*name))?;
+        values.push(found);
+    }
+    Ok((Program::new(circuit, shape.rows, shape.sequences, &values)?, values))
 }
 
 /// The longest sequence: what the host asks for, within what the model allows.

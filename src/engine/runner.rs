@@ -30,6 +30,8 @@ impl Shape {
 /// The programs and their memory. One batch runs at a time.
 pub(super) struct Runner {
     programs: Vec<(Shape, Program)>,
+    /// Over a source, where the model reads one.
+    encoder: Option<Program>,
     workspace: Workspace,
     batch: Batch,
 }
@@ -38,6 +40,8 @@ pub(super) struct Runner {
 pub(super) struct Work<'a> {
     pub tokens: &'a [i32],
     pub position: usize,
+    /// Tokens of the source its sequence has read.
+    pub source: usize,
     pub pages: Vec<KvPages>,
     pub state: StatePointers,
 }
@@ -49,8 +53,9 @@ impl Runner {
         for shape in Shape::ALL {
             programs.push((shape, prepared.program(shape, false, &[])?.0));
         }
-        let bytes = programs.iter().map(|(_, p)| p.workspace_bytes()).max().unwrap_or(0);
-        Ok(Runner { programs, workspace: Workspace::new(bytes)?, batch: Batch { slots: Arc::clone(slots), ..Batch::default() } })
+        let encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
+        let bytes = programs.iter().map(|(_, p)| p).chain(&encoder).map(Program::workspace_bytes).max().unwrap_or(0);
+        Ok(Runner { programs, encoder, workspace: Workspace::new(bytes)?, batch: Batch { slots: Arc::clone(slots), ..Batch::default() } })
     }
 
     /// Runs one batch; false where it was stopped. Rows of logits are read with [`Runner::logits`].
@@ -59,6 +64,13 @@ impl Runner {
         let (rows, sequences) = (self.batch.tokens.len(), work.len());
         let (_, program) = pick(&self.programs, rows, sequences);
         program.run(pool, &mut self.workspace, &self.batch, weights, stop)
+    }
+
+    /// Reads a source; false where it was stopped.
+    pub fn encode(&mut self, work: &Work<'_>, weights: &[Weight], pool: &Pool, stop: &AtomicBool) -> Result<bool> {
+        let Some(encoder) = &self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
+        fill(&mut self.batch, std::slice::from_ref(work));
+        encoder.run(pool, &mut self.workspace, &self.batch, weights, stop)
     }
 
     /// Copies the logits of the last batch's sequence `index`.
@@ -79,6 +91,7 @@ pub(super) fn fill(batch: &mut Batch, work: &[Work<'_>]) {
     batch.segments.clear();
     batch.kv.clear();
     batch.states.clear();
+    batch.sources.clear();
     for w in work {
         let start = batch.tokens.len();
         batch.tokens.extend_from_slice(w.tokens);
@@ -87,5 +100,6 @@ pub(super) fn fill(batch: &mut Batch, work: &[Work<'_>]) {
         batch.kv.extend_from_slice(&w.pages);
         batch.kv_states = w.pages.len();
         batch.states.push(w.state);
+        batch.sources.push(w.source);
     }
 }

@@ -209,7 +209,7 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
         history: None,
         layers,
         end: StreamEnd::Weighted(HyperHead::new(d, "hc_head", common.streams)),
-        norm: RmsNorm::new(d, "norm", common.dims.hidden, common.eps, 0.0),
+        norm: Some(RmsNorm::new(d, "norm", common.dims.hidden, common.eps, 0.0)),
         dims: common.dims,
     }))
 }

@@ -256,7 +256,7 @@ pub(super) fn build(outer: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> 
         history,
         layers,
         end: StreamEnd::Carried,
-        norm: RmsNorm::new(d, "norm", common.dims.hidden, common.eps, 0.0),
+        norm: Some(RmsNorm::new(d, "norm", common.dims.hidden, common.eps, 0.0)),
         dims: common.dims,
     }))
 }

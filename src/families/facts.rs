@@ -22,9 +22,10 @@ const ENCODER: Facts = Facts { whole_prompt: true, encoder_decoder: true, ..USUA
 const DEPARTURES: &[(&[&str], Facts)] = &[
     (&["gemma3", "gemma3_text"], ZERO_CENTRED),
     (
-        &["qwen3_next", "qwen3_5", "qwen35", "qwen3_6", "qwen3_5_text", "qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text", "qwen4_exp"],
+        &["qwen3_next", "qwen3_5", "qwen35", "qwen3_6", "qwen3_5_text", "qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text"],
         Facts { recurrent: true, ..ZERO_CENTRED },
     ),
+    (&["qwen4_exp", "qwen3_8_flash_next", "qwen4_exp_text"], Facts { recurrent: true, ..ZERO_CENTRED }),
     (&["lfm2", "nemotron_h", "nemotron_h_puzzle", "kimi_linear", "kimi_k3"], RECURRENT),
     (&["step3p7", "step3p5", "step3_7"], ZERO_CENTRED),
     (&["nllb", "m2m_100"], ENCODER),

@@ -176,6 +176,6 @@ pub(super) fn build(outer: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> 
         history: None,
         layers: list,
         end: StreamEnd::Mean,
-        norm: RmsNorm::new(d, &format!("{root}.norm"), hidden, eps, 0.0),
+        norm: Some(RmsNorm::new(d, &format!("{root}.norm"), hidden, eps, 0.0)),
     }))
 }

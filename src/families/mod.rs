@@ -20,12 +20,14 @@ mod minimax_m2;
 mod mistral4;
 mod mixtral;
 mod nemotron_h;
+mod nllb;
 mod olmo;
 mod phi3;
 mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
 mod qwen3_vl;
+mod qwen4_exp;
 mod step3p7;
 
 pub use facts::{Facts, facts};
@@ -69,6 +71,7 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["qwen3_next"], build: qwen3_next::build },
     Family { names: &["qwen3_5", "qwen35", "qwen3_6", "qwen3_5_text"], build: qwen3_5::dense },
     Family { names: &["qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text"], build: qwen3_5::moe },
+    Family { names: &["qwen4_exp", "qwen3_8_flash_next", "qwen4_exp_text"], build: qwen4_exp::build },
     Family { names: &["nemotron_h", "nemotron_h_puzzle"], build: nemotron_h::build },
     Family { names: &["kimi_linear"], build: kimi_linear::build },
     Family { names: &["deepseek_v3"], build: deepseek_v3::build },
@@ -78,6 +81,7 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["longcat_flash"], build: longcat_flash::build },
     Family { names: &["longcat_flash_ngram"], build: longcat_flash_ngram::build },
     Family { names: &["deepseek_v4"], build: deepseek_v4::build },
+    Family { names: &["m2m_100", "nllb"], build: nllb::build },
     Family { names: &["deepseek_v41", "deepseek_v4_1", "deepseek_v41_text"], build: deepseek_v41::build },
     Family { names: &["glm5_next", "glm5_next_text"], build: glm5_next::build },
     Family { names: &["kimi_k3"], build: kimi_k3::build },

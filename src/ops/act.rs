@@ -14,6 +14,8 @@ pub enum Activation {
     GeluTanh,
     /// `x * Phi(x)`.
     Gelu,
+    /// `max(x, 0)`.
+    Relu,
     /// `max(x, 0)^2`.
     Relu2,
     /// `1 / (1 + exp(-x))`: output gates.
@@ -55,6 +57,7 @@ impl Activation {
             Activation::Silu => x / (1.0 + (-x).exp()),
             Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
             Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+            Activation::Relu => x.max(0.0),
             Activation::Relu2 => x.max(0.0) * x.max(0.0),
             Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
             Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
@@ -177,6 +180,7 @@ impl Op for ActMul {
                     (Activation::Silu, Some(up)) => frame.simd.silu_mul(gate, up, y),
                     (Activation::GeluTanh, Some(up)) => frame.simd.gelu_tanh_mul(gate, up, y),
                     (Activation::Identity, Some(up)) => y.iter_mut().zip(gate).zip(up).for_each(|((y, g), u)| *y = g * u),
+                    (Activation::Relu, None) => y.iter_mut().zip(gate).for_each(|(y, g)| *y = g.max(0.0)),
                     (Activation::Relu2, None) => y.iter_mut().zip(gate).for_each(|(y, g)| *y = g.max(0.0) * g.max(0.0)),
                     (Activation::ClampedSilu { limit }, Some(up)) => bounded(frame, (limit, 1.0, 0.0), gate, up, y),
                     (Activation::SwigluOai { alpha, limit }, Some(up)) => bounded(frame, (limit, alpha, 1.0), gate, up, y),
