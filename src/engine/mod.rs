@@ -1,8 +1,10 @@
 //! The engine: loads a checkpoint, plans memory, runs sequences.
 //!
 //! [`Engine`] is the loaded model, immutable and shared; [`Sequence`] is one timeline of tokens with its state. [`forward`]
-//! computes one more token for each of several sequences in one pass.
+//! computes one more token for each of several sequences in one pass; [`step`] does as much of any work as fits a budget of time.
 
+mod cancel;
+mod cost;
 mod explain;
 mod forward;
 pub mod generate;
@@ -11,17 +13,21 @@ mod load;
 mod pack;
 mod plan;
 mod prepare;
+mod queue;
 mod runner;
+mod scheduler;
 mod sequence;
 mod snapshot;
 mod synthetic;
 mod vocabulary;
 
+pub use cancel::Canceller;
 pub use explain::{Bodies, Captured, explain};
 pub use forward::forward;
 pub use generate::{Chooser, decode_step};
 pub use info::{Info, Probe, probe};
 pub use load::{Engine, Progress, load};
 pub use plan::{Plan, plan};
+pub use scheduler::{StepState, Stepped, step, step_estimate};
 pub use sequence::{Mark, Sequence, SequenceOptions};
 pub use snapshot::Snapshot;

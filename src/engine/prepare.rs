@@ -140,9 +140,14 @@ impl Prepared {
         weights += paged.min(self.expert_budget.unwrap_or(0));
         let pages = self.context.div_ceil(crate::ops::PAGE) as u64;
         let kv: u64 = self.declarations.kv.iter().map(|spec| pages * spec.page_bytes() as u64).sum();
+        // Blocking calls and steps each have a workspace, as large as its largest program needs.
         let mut scratch = 0;
-        for shape in Shape::ALL {
-            scratch = scratch.max(self.program(shape, false, &[])?.0.workspace_bytes() as u64);
+        for shapes in [Shape::ALL, Shape::STEPS] {
+            let mut most = 0;
+            for shape in shapes {
+                most = most.max(self.program(shape, false, &[])?.0.workspace_bytes() as u64);
+            }
+            scratch += most;
         }
         // Each sequence has a committed and a spare state, and all share the one before any token.
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;

@@ -3,8 +3,10 @@
 //! What came before can be had again exactly, or the call is refused and nothing changes: [`Sequence::mark`] and
 //! [`Sequence::rollback`] within the timeline, [`Sequence::fork`] for a second one, [`super::Snapshot`] for keeping.
 
+use super::cancel::Canceller;
 use super::forward::{append, recompute};
 use super::load::Engine;
+use super::queue::Queue;
 use crate::cache::{LayerPages, SequenceState, State};
 use crate::error::{Error, Kind, Result, vec_with_capacity};
 use crate::ops::KvPages;
@@ -46,6 +48,8 @@ pub struct Sequence {
     /// In order of position. Keys and values of positions before a mark are never rewritten, so a state is all it keeps.
     marks: Vec<(Mark, Arc<State>)>,
     capacity: usize,
+    pub(super) queue: Queue,
+    canceller: Arc<Canceller>,
 }
 
 impl Sequence {
@@ -70,7 +74,14 @@ impl Sequence {
             state,
             marks: Vec::new(),
             capacity,
+            queue: Queue::default(),
+            canceller: Canceller::new(engine.alarm()),
         })
+    }
+
+    /// Cancels what this sequence is doing, from any thread.
+    pub fn canceller(&self) -> &Arc<Canceller> {
+        &self.canceller
     }
 
     /// Tokens it holds.
@@ -181,7 +192,9 @@ impl Sequence {
     /// Takes up tokens and the state after them. On error the sequence is as before.
     pub(super) fn take(&mut self, tokens: &[i32], pages: &[LayerPages], state: &Arc<State>) -> Result<()> {
         ensure!(tokens.len() <= self.capacity, ContextFull, "{} tokens do not fit a sequence of {}", tokens.len(), self.capacity);
-        let pages = pages.iter().map(|pages| pages.fork(self.capacity)).collect::<Result<_>>()?;
+        let mut pages: Vec<LayerPages> = pages.iter().map(|pages| pages.fork(self.capacity)).collect::<Result<_>>()?;
+        // A step that is under way may have pages past the end.
+        pages.iter_mut().for_each(|pages| pages.truncate(tokens.len()));
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
         self.pages = pages;
@@ -192,6 +205,8 @@ impl Sequence {
 
     /// Forgets tokens past `len`; pages past it go back.
     pub(super) fn drop_to(&mut self, len: usize) {
+        // A step that is under way may have written to them.
+        self.state.renew();
         self.tokens.truncate(len);
         for pages in &mut self.pages {
             pages.truncate(len);

@@ -117,7 +117,7 @@ impl Op for HeadLinear {
             width / self.heads - self.tail
         };
         let blocks = rows.div_ceil(ROWS);
-        turn.worker.each(turn.counter, self.heads * blocks, 1, |range| {
+        turn.pieces(self.heads * blocks, 1, |range| {
             for item in range {
                 let (head, block) = (item / blocks, item % blocks);
                 let rows = block * ROWS..((block + 1) * ROWS).min(rows);
