@@ -575,6 +575,67 @@ metrale_status metrale_seq_truncate(metrale_seq *seq, size_t length, metrale_err
 // Statuses: `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_BUSY`.
 metrale_status metrale_seq_sampling(metrale_seq *seq, const metrale_sampler *sampler, metrale_error **err);
 
+// Makes a second sequence that holds the same tokens and will choose the same ones. Memory is shared page by page until one of
+// the two writes, so a fork costs a list of pages and one row of logits. Marks stay with the original. `*out` is a handle for
+// `metrale_seq_free`. Safe beside other calls that take a const sequence.
+//
+// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+metrale_status metrale_seq_fork(const metrale_seq *seq,
+                                metrale_seq **out,
+                                metrale_error **err);
+
+// Marks this point of the sequence. `*out_mark` is a number, never 0, for `metrale_seq_rollback` and `metrale_seq_commit`. A mark lasts
+// until it is committed or the sequence goes back to before it; meanwhile it keeps one recurrent state, where the model has one.
+//
+// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+metrale_status metrale_seq_mark(metrale_seq *seq,
+                                uint64_t *out_mark,
+                                metrale_error **err);
+
+// Goes back to a mark, as often as wanted: tokens, state, logits and the sampler's generator are bit for bit what they were. Later
+// marks end; this one stays.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (no such mark), `METRALE_BUSY`.
+metrale_status metrale_seq_rollback(metrale_seq *seq,
+                                    uint64_t mark,
+                                    metrale_error **err);
+
+// Keeps what came since a mark and gives the mark up.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (no such mark), `METRALE_BUSY`.
+metrale_status metrale_seq_commit(metrale_seq *seq, uint64_t mark, metrale_error **err);
+
+// Writes to `*out_count` how many of `tokens` the sequence begins with: what a prompt need not be computed for again. Safe beside other
+// calls that take a const sequence.
+//
+// Statuses: `METRALE_BUSY`.
+metrale_status metrale_seq_match(const metrale_seq *seq,
+                                 const metrale_token *tokens,
+                                 size_t count,
+                                 size_t *out_count,
+                                 metrale_error **err);
+
+// Writes the sequence's state as bytes: tokens, keys and values, recurrent state, logits, the sampler's generator. They carry a version, a
+// fingerprint of the model and of how it was loaded, and a checksum. `*out_len` gets the size; with too small a `capacity` the status is
+// `METRALE_MORE` and nothing else is written. Marks are not saved. Safe beside other calls that take a const sequence.
+//
+// Statuses: `METRALE_MORE`, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+metrale_status metrale_seq_save(const metrale_seq *seq,
+                                uint8_t *out,
+                                size_t capacity,
+                                size_t *out_len,
+                                metrale_error **err);
+
+// Becomes what `metrale_seq_save` wrote, from a sequence of the same model loaded the same way. The stages of the sampler stay, its
+// generator goes to where it was; marks end. All or nothing: on error the sequence is as before.
+//
+// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_MISMATCH` (another model, or other load options),
+// `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+metrale_status metrale_seq_restore(metrale_seq *seq,
+                                   const uint8_t *bytes,
+                                   size_t len,
+                                   metrale_error **err);
+
 // Appends `count` tokens to the sequence and computes what may follow them. Blocks until all are done; may be called
 // again to append more. No token is no change. On error the sequence is as before.
 //

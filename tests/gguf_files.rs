@@ -5,6 +5,7 @@ mod support;
 
 use metrale::error::Kind;
 use metrale::weights::{Checkpoint, to_f32};
+use serde_json::json;
 use support::{ARRAY, BOOL, F32, GgufWriter, I32, Random, STRING, U8, U32, U64, counted, fixtures};
 
 fn open(bytes: Vec<u8>) -> metrale::error::Result<Checkpoint> {
@@ -279,6 +280,29 @@ fn factors_of_the_rotary_frequencies_are_in_the_config() {
     .unwrap();
     let expected = serde_json::json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16});
     assert_eq!(checkpoint.config()["rope_scaling"], expected);
+}
+
+#[test]
+fn long_and_short_rotary_factors_are_in_the_config() {
+    let mut w = GgufWriter::new();
+    w.string("general.architecture", "phi3");
+    let counts = [("context_length", 4096), ("embedding_length", 32), ("block_count", 1), ("feed_forward_length", 64), ("attention.head_count", 4)];
+    for (key, value) in counts.into_iter().chain([("rope.scaling.original_context_length", 1024), ("rope.dimension_count", 4)]) {
+        w.u32(&format!("phi3.{key}"), value);
+    }
+    w.raw("phi3.attention.layer_norm_rms_epsilon", F32, &1e-5f32.to_le_bytes());
+    w.raw("phi3.rope.scaling.attn_factor", F32, &1.25f32.to_le_bytes());
+    w.tensor("token_embd.weight", &[32, 8], 0, &vec![0; 8 * 32 * 4]);
+    for (name, values) in [("rope_factors_short.weight", [1.0f32, 1.5]), ("rope_factors_long.weight", [2.0, 3.0])] {
+        w.tensor(name, &[2], 0, &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>());
+    }
+    w.tensor("blk.0.attn_qkv.weight", &[32, 96], 0, &vec![0; 32 * 96 * 4]);
+    let c = open(w.bytes()).unwrap();
+    let scaling = json!({"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0],
+        "original_max_position_embeddings": 1024, "attention_factor": 1.25});
+    assert_eq!(c.config()["rope_scaling"], scaling);
+    assert_eq!((&c.config()["model_type"], &c.config()["partial_rotary_factor"]), (&json!("phi3"), &json!(0.5)));
+    assert_eq!(c.tensor("model.layers.0.self_attn.qkv_proj.weight").unwrap().shape, [96, 32]);
 }
 
 #[test]

@@ -155,7 +155,16 @@ fn rows(stored: &Stored) -> Vec<f32> {
     out
 }
 
-fn check(case: &str, quantization: &Value, tensors: &[Tensor], name: &str, shape: &[usize], scheme: &str, integer: bool, expected: impl Fn(usize, usize) -> f32) {
+fn check(
+    case: &str,
+    quantization: &Value,
+    tensors: &[Tensor],
+    name: &str,
+    shape: &[usize],
+    scheme: &str,
+    integer: bool,
+    expected: impl Fn(usize, usize) -> f32,
+) {
     let (_scratch, checkpoint) = open(case, quantization, tensors);
     let stored = checkpoint.stored(name).unwrap_or_else(|e| panic!("{case}: {e}")).expect(case);
     assert_eq!((stored.shape.as_slice(), stored.scheme), (shape, scheme), "{case}");
@@ -165,7 +174,12 @@ fn check(case: &str, quantization: &Value, tensors: &[Tensor], name: &str, shape
     assert_eq!(found, stored.values().unwrap(), "{case}");
     for (i, found) in found.iter().enumerate() {
         let expected = expected(i / cols, i % cols);
-        assert!((found - expected).abs() <= 1e-6 * expected.abs(), "{case}: row {} column {}: {found}, expected {expected}", i / cols, i % cols);
+        assert!(
+            (found - expected).abs() <= 1e-6 * expected.abs(),
+            "{case}: row {} column {}: {found}, expected {expected}",
+            i / cols,
+            i % cols
+        );
     }
 }
 
@@ -177,7 +191,9 @@ fn packed_integers() {
     let packed = |q: &Numbers, rows, words| ("m.weight_packed", "I32", vec![rows, words], q.bytes.clone());
     let scale = |s: &Numbers, rows, cols| ("m.weight_scale", "BF16", vec![rows, cols], s.bytes.clone());
     let tensors = [packed(&q, 5, 8), scale(&s, 5, 2), shape(5, 64)];
-    check("int4", &ct(4, json!(32)), &tensors, "m.weight", &[5, 64], "packed integers", true, |i, k| q.values[i * 64 + k] * s.values[i * 2 + k / 32]);
+    check("int4", &ct(4, json!(32)), &tensors, "m.weight", &[5, 64], "packed integers", true, |i, k| {
+        q.values[i * 64 + k] * s.values[i * 2 + k / 32]
+    });
 
     let (q, s, z) = (words(9, 96, 4, r), scales_bf16(27, r), zeros(9, 3, r));
     let tensors = [packed(&q, 9, 12), scale(&s, 9, 3), shape(9, 96), ("m.weight_zero_point", "I32", vec![2, 3], z.bytes.clone())];
@@ -186,7 +202,9 @@ fn packed_integers() {
 
     let (q, s) = (words(3, 256, 4, r), scales_bf16(6, r));
     let tensors = [packed(&q, 3, 32), scale(&s, 3, 2), shape(3, 256)];
-    check("int4-128", &ct(4, json!(128)), &tensors, "m.weight", &[3, 256], "packed integers", true, |i, k| q.values[i * 256 + k] * s.values[i * 2 + k / 128]);
+    check("int4-128", &ct(4, json!(128)), &tensors, "m.weight", &[3, 256], "packed integers", true, |i, k| {
+        q.values[i * 256 + k] * s.values[i * 2 + k / 128]
+    });
 
     let order: Vec<u32> = (0..64).map(|k| (k * 7 % 64) / 32).collect();
     let (q, s) = (words(3, 64, 4, r), scales_bf16(6, r));
@@ -198,7 +216,9 @@ fn packed_integers() {
     // A row that fills no whole word, one scale for it.
     let (q, s) = (words(3, 20, 4, r), scales_bf16(3, r));
     let tensors = [packed(&q, 3, 3), scale(&s, 3, 1), shape(3, 20)];
-    check("int4-odd", &ct(4, Value::Null), &tensors, "m.weight", &[3, 20], "packed integers", false, |i, k| q.values[i * 20 + k] * s.values[i]);
+    check("int4-odd", &ct(4, Value::Null), &tensors, "m.weight", &[3, 20], "packed integers", false, |i, k| {
+        q.values[i * 20 + k] * s.values[i]
+    });
 
     let (q, s) = (words(4, 64, 8, r), scales_bf16(4, r));
     let tensors = [packed(&q, 4, 16), scale(&s, 4, 1), shape(4, 64)];
@@ -206,7 +226,9 @@ fn packed_integers() {
 
     let (q, s) = (words(4, 64, 3, r), scales_bf16(8, r));
     let tensors = [packed(&q, 4, 7), scale(&s, 4, 2), shape(4, 64)];
-    check("int3", &ct(3, json!(32)), &tensors, "m.weight", &[4, 64], "packed integers", true, |i, k| q.values[i * 64 + k] * s.values[i * 2 + k / 32]);
+    check("int3", &ct(3, json!(32)), &tensors, "m.weight", &[4, 64], "packed integers", true, |i, k| {
+        q.values[i * 64 + k] * s.values[i * 2 + k / 32]
+    });
 }
 
 #[test]
@@ -234,27 +256,40 @@ fn fp8() {
     check("block-default", &config(Value::Null), &tensors, "m.weight", &[130, 150], "FP8", false, value);
     let s = scales_bf16(3 * 2, r);
     let tensors = [codes(40, 50), ("m.weight_scale_inv", "BF16", vec![3, 2], s.bytes.clone())];
-    check("block-odd", &config(json!([16, 32])), &tensors, "m.weight", &[40, 50], "FP8", false, |i, k| q.values[i * 50 + k] * s.values[i / 16 * 2 + k / 32]);
+    check("block-odd", &config(json!([16, 32])), &tensors, "m.weight", &[40, 50], "FP8", false, |i, k| {
+        q.values[i * 50 + k] * s.values[i / 16 * 2 + k / 32]
+    });
     let s = exponents(2 * 2, r);
     let tensors = [codes(40, 50), ("m.scale", "F8_E8M0", vec![2, 2], s.bytes.clone())];
-    check("exponents", &config(json!([32, 32])), &tensors, "m.weight", &[40, 50], "FP8", false, |i, k| q.values[i * 50 + k] * s.values[i / 32 * 2 + k / 32]);
+    check("exponents", &config(json!([32, 32])), &tensors, "m.weight", &[40, 50], "FP8", false, |i, k| {
+        q.values[i * 50 + k] * s.values[i / 32 * 2 + k / 32]
+    });
     // Runs of a row (the engram table).
     let s = exponents(40 * 2, r);
     let tensors = [codes(40, 50), ("m.scale", "F8_E8M0", vec![40, 2], s.bytes.clone())];
-    check("runs", &config(json!([32, 32])), &tensors, "m.weight", &[40, 50], "FP8", false, |i, k| q.values[i * 50 + k] * s.values[i * 2 + k / 32]);
+    check("runs", &config(json!([32, 32])), &tensors, "m.weight", &[40, 50], "FP8", false, |i, k| {
+        q.values[i * 50 + k] * s.values[i * 2 + k / 32]
+    });
     // One for the tensor, one for each row, exponents for runs of 32.
     let s = scales_f32(1, r);
     let tensors = [codes(6, 32), ("m.weight_scale", "F32", vec![], s.bytes.clone())];
-    check("tensor", &json!({"quant_method": "modelopt", "quant_algo": "FP8"}), &tensors, "m.weight", &[6, 32], "FP8", false, |i, k| q.values[i * 32 + k] * s.values[0]);
+    check("tensor", &json!({"quant_method": "modelopt", "quant_algo": "FP8"}), &tensors, "m.weight", &[6, 32], "FP8", false, |i, k| {
+        q.values[i * 32 + k] * s.values[0]
+    });
     let s = scales_bf16(6, r);
     let tensors = [codes(6, 32), ("m.weight_scale", "BF16", vec![6, 1], s.bytes.clone())];
     check("channel", &ct(8, Value::Null), &tensors, "m.weight", &[6, 32], "FP8", false, |i, k| q.values[i * 32 + k] * s.values[i]);
     let s = exponents(6 * 2, r);
     let tensors = [codes(6, 64), ("m.weight_scale", "U8", vec![6, 2], s.bytes.clone())];
-    check("mxfp8", &json!({"quant_method": "modelopt", "quant_algo": "MXFP8"}), &tensors, "m.weight", &[6, 64], "FP8", false, |i, k| q.values[i * 64 + k] * s.values[i * 2 + k / 32]);
+    check("mxfp8", &json!({"quant_method": "modelopt", "quant_algo": "MXFP8"}), &tensors, "m.weight", &[6, 64], "FP8", false, |i, k| {
+        q.values[i * 64 + k] * s.values[i * 2 + k / 32]
+    });
     // Experts in one tensor, each with its own grid.
     let s = scales_f32(3 * 2 * 3, r);
-    let tensors = [("x.experts.up", "F8_E4M3", vec![3, 20, 40], q.bytes[..2400].to_vec()), ("x.experts.up_scale_inv", "F32", vec![3, 2, 3], s.bytes.clone())];
+    let tensors = [
+        ("x.experts.up", "F8_E4M3", vec![3, 20, 40], q.bytes[..2400].to_vec()),
+        ("x.experts.up_scale_inv", "F32", vec![3, 2, 3], s.bytes.clone()),
+    ];
     let value = |i: usize, k: usize| q.values[i * 40 + k] * s.values[i / 20 * 6 + i % 20 / 16 * 3 + k / 16];
     check("experts", &config(json!([16, 16])), &tensors, "x.experts.up", &[3, 20, 40], "FP8", false, value);
 }
@@ -265,11 +300,19 @@ fn fp4() {
     let q = e2m1(6 * 64, r);
     let (s, g) = (scales_e4m3(6 * 4, r), 0.37f32);
     let fine = ("m.weight_scale", "F8_E4M3", vec![6, 4], s.bytes.clone());
-    let tensors = [("m.weight_packed", "U8", vec![6, 32], q.bytes.clone()), fine.clone(), ("m.weight_global_scale", "F32", vec![1], g.to_le_bytes().to_vec())];
-    check("nvfp4-ct", &ct(4, json!(16)), &tensors, "m.weight", &[6, 64], "NVFP4", true, |i, k| q.values[i * 64 + k] * (s.values[i * 4 + k / 16] / g));
+    let tensors = [
+        ("m.weight_packed", "U8", vec![6, 32], q.bytes.clone()),
+        fine.clone(),
+        ("m.weight_global_scale", "F32", vec![1], g.to_le_bytes().to_vec()),
+    ];
+    check("nvfp4-ct", &ct(4, json!(16)), &tensors, "m.weight", &[6, 64], "NVFP4", true, |i, k| {
+        q.values[i * 64 + k] * (s.values[i * 4 + k / 16] / g)
+    });
     let tensors = [("m.weight", "U8", vec![6, 32], q.bytes.clone()), fine, ("m.weight_scale_2", "F32", vec![], g.to_le_bytes().to_vec())];
     let config = json!({"quant_method": "modelopt", "quant_algo": "NVFP4"});
-    check("nvfp4-modelopt", &config, &tensors, "m.weight", &[6, 64], "NVFP4", true, |i, k| q.values[i * 64 + k] * (s.values[i * 4 + k / 16] * g));
+    check("nvfp4-modelopt", &config, &tensors, "m.weight", &[6, 64], "NVFP4", true, |i, k| {
+        q.values[i * 64 + k] * (s.values[i * 4 + k / 16] * g)
+    });
 
     let s = exponents(6 * 2, r);
     let value = |i: usize, k: usize| q.values[i * 64 + k] * s.values[i * 2 + k / 32];
@@ -287,7 +330,9 @@ fn fp4() {
 
 #[test]
 fn a_missing_or_misshapen_piece_is_an_error_that_names_it() {
-    let zeros = |name: &'static str, dtype: &'static str, shape: &[usize], bytes: usize| -> Tensor { (name, dtype, shape.to_vec(), vec![0; bytes]) };
+    let zeros = |name: &'static str, dtype: &'static str, shape: &[usize], bytes: usize| -> Tensor {
+        (name, dtype, shape.to_vec(), vec![0; bytes])
+    };
     let fp8 = || zeros("m.weight", "F8_E4M3", &[6, 64], 384);
     let packed = || zeros("m.weight_packed", "I32", &[6, 8], 192);
     let pairs = || zeros("m.weight_packed", "U8", &[6, 32], 192);
@@ -303,13 +348,33 @@ fn a_missing_or_misshapen_piece_is_an_error_that_names_it() {
         ("packed pairs without scale", vec![pairs()], Kind::CorruptFile, "m.weight_scale"),
         ("no global scale", vec![pairs(), fine()], Kind::CorruptFile, "m.weight_global_scale"),
         ("no second scale", vec![zeros("m.weight", "U8", &[6, 32], 192), fine()], Kind::CorruptFile, "m.weight_scale_2"),
-        ("global scale of 0", vec![pairs(), fine(), zeros("m.weight_global_scale", "F32", &[1], 4)], Kind::Mismatch, "m.weight_global_scale"),
-        ("runs misshapen", vec![pairs(), zeros("m.weight_scale", "F8_E4M3", &[6, 3], 18), zeros("m.weight_global_scale", "F32", &[1], 4)], Kind::Mismatch, "m.weight_scale"),
+        (
+            "global scale of 0",
+            vec![pairs(), fine(), zeros("m.weight_global_scale", "F32", &[1], 4)],
+            Kind::Mismatch,
+            "m.weight_global_scale",
+        ),
+        (
+            "runs misshapen",
+            vec![pairs(), zeros("m.weight_scale", "F8_E4M3", &[6, 3], 18), zeros("m.weight_global_scale", "F32", &[1], 4)],
+            Kind::Mismatch,
+            "m.weight_scale",
+        ),
         ("words without scale", vec![packed(), shape(6, 64)], Kind::CorruptFile, "m.weight_scale"),
         ("other shape", vec![packed(), group(), shape(5, 64)], Kind::Mismatch, "m.weight_shape"),
         ("other columns", vec![packed(), group(), shape(6, 96)], Kind::Mismatch, "m.weight_packed"),
-        ("zeros misshapen", vec![packed(), group(), shape(6, 64), zeros("m.weight_zero_point", "I32", &[2, 2], 16)], Kind::Mismatch, "m.weight_zero_point"),
-        ("order out of range", vec![packed(), group(), shape(6, 64), ("m.weight_g_idx", "I32", vec![64], vec![9; 256])], Kind::Mismatch, "m.weight_g_idx"),
+        (
+            "zeros misshapen",
+            vec![packed(), group(), shape(6, 64), zeros("m.weight_zero_point", "I32", &[2, 2], 16)],
+            Kind::Mismatch,
+            "m.weight_zero_point",
+        ),
+        (
+            "order out of range",
+            vec![packed(), group(), shape(6, 64), ("m.weight_g_idx", "I32", vec![64], vec![9; 256])],
+            Kind::Mismatch,
+            "m.weight_g_idx",
+        ),
         ("experts without scales", vec![zeros("m.weight_blocks", "U8", &[2, 3, 1, 16], 96)], Kind::CorruptFile, "m.weight_scales"),
     ] {
         let (_scratch, checkpoint) = open("broken", &ct(4, Value::Null), &tensors);
@@ -345,7 +410,15 @@ fn a_method_nobody_reads_stops_a_load_by_name() {
 fn integer_products_stay_near_the_exact_ones() {
     let reference = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/reference/models");
     let mut seen = 0;
-    for name in ["llama-ct-w4a16", "llama-ct-nvfp4", "llama-ct-fp8", "llama-fp8-block", "llama-modelopt-fp8", "llama-modelopt-nvfp4", "llama-gguf-low"] {
+    for name in [
+        "llama-ct-w4a16",
+        "llama-ct-nvfp4",
+        "llama-ct-fp8",
+        "llama-fp8-block",
+        "llama-modelopt-fp8",
+        "llama-modelopt-nvfp4",
+        "llama-gguf-low",
+    ] {
         let Some(path) = [reference.join(name), fixtures().join(name)].into_iter().find(|p| p.exists()) else {
             println!("SKIPPED: {name} is not here");
             continue;
@@ -360,6 +433,7 @@ fn integer_products_stay_near_the_exact_ones() {
         let relative = (error / size).sqrt();
         println!("{name:<22} {relative:.4}");
         assert!(relative > 0.0 && relative < 0.03, "{name}: {relative}");
+        assert_eq!(engine.plan().weights, engine.weight_bytes(), "{name}: planned and held bytes");
         seen += 1;
     }
     assert!(seen > 0);

@@ -58,7 +58,8 @@ fn configs_of_gguf_files_are_those_they_were_written_from() {
     let mut seen = 0;
     for folder in gguf_folders() {
         let golden = json(&folder.join("golden.json"));
-        if golden["architecture"] == "deepseek41" {
+        // Goldens made by other scripts say nothing of the config.
+        if golden["architecture"] == "deepseek41" || golden["hf_config"].is_null() {
             continue;
         }
         let checkpoint = Checkpoint::open(&folder).unwrap();

@@ -5,25 +5,41 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Try
 use super::guard::{guard, guard_value};
 use super::handle;
 use super::pointer;
+use super::state::HostMark;
 use super::status::metrale_status;
 use super::types::*;
 use super::versioned;
-use crate::engine::{Chooser, Sequence, SequenceOptions};
+use crate::engine::{Canceller, Chooser, Sequence, SequenceOptions};
 use crate::error::{Error, Kind, Result};
 use crate::sampling::Sampler;
 
 /// A sequence behind its lock. Nobody ever waits for the lock: whoever comes second is told so.
 pub(super) struct SequenceObject {
     state: RwLock<SequenceState>,
+    /// The sequence's own, outside the lock: cancelling never waits.
+    canceller: Arc<Canceller>,
 }
 
 /// The tokens with their cache, and how the next one is chosen.
 pub(super) struct SequenceState {
     pub(super) sequence: Sequence,
     pub(super) chooser: Chooser,
+    pub(super) marks: Vec<HostMark>,
+    pub(super) next_mark: u64,
 }
 
 impl SequenceObject {
+    /// Puts a sequence behind its lock.
+    pub(super) fn new(state: SequenceState) -> SequenceObject {
+        let canceller = Arc::clone(state.sequence.canceller());
+        SequenceObject { state: RwLock::new(state), canceller }
+    }
+
+    /// Cancels what the sequence is doing.
+    pub(super) fn cancel(&self) {
+        self.canceller.cancel();
+    }
+
     /// For calls that only look; several at once.
     pub(super) fn shared(&self) -> Result<RwLockReadGuard<'_, SequenceState>> {
         self.state.try_read().map_err(refused)
@@ -72,7 +88,7 @@ pub extern "C" fn metrale_seq_new(
         let mut chooser = Chooser::new(sampler);
         chooser.ignore_end = host.flags & METRALE_SEQ_IGNORE_END != 0;
         chooser.record_logprob = host.flags & METRALE_SEQ_LOGPROBS != 0;
-        out.set(handle::insert(Arc::new(SequenceObject { state: RwLock::new(SequenceState { sequence, chooser }) }))?);
+        out.set(handle::insert(Arc::new(SequenceObject::new(SequenceState { sequence, chooser, marks: Vec::new(), next_mark: 1 })))?);
         Ok(())
     })
 }
@@ -134,7 +150,9 @@ pub extern "C" fn metrale_seq_truncate(seq: *mut metrale_seq, length: usize, err
             let text = format!("length is {length}, the sequence holds {held} tokens");
             return Err(Error::new(Kind::InvalidArgument, text).named("length").sizes(length as u64, held as u64));
         }
-        state.sequence.truncate(length)
+        state.sequence.truncate(length)?;
+        state.marks.retain(|mark| mark.position() <= length);
+        Ok(())
     })
 }
 

@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Pages of one size, allocated in slabs and used again.
 pub struct PagePool {
     page_bytes: usize,
+    /// Pages in a slab: no more than a sequence may hold, so that short contexts do not pay for long ones.
+    slab: usize,
     inner: Mutex<Inner>,
 }
 
@@ -28,13 +30,23 @@ struct PageMemory(*mut u8);
 // SAFETY: a page is plain memory; who may touch it is settled by `Page` (shared: read, sole owner: write).
 unsafe impl Send for PageMemory {}
 
-/// Pages in a slab.
+/// Most pages in a slab.
 const SLAB: usize = 16;
 
+fn slab(positions: usize) -> usize {
+    positions.div_ceil(PAGE).clamp(1, SLAB)
+}
+
 impl PagePool {
-    /// A pool of pages of `page_bytes`.
-    pub fn new(page_bytes: usize) -> Arc<PagePool> {
-        Arc::new(PagePool { page_bytes: page_bytes.next_multiple_of(64), inner: Mutex::default() })
+    /// A pool of pages of `page_bytes`, for sequences of at most `positions`.
+    pub fn new(page_bytes: usize, positions: usize) -> Arc<PagePool> {
+        Arc::new(PagePool { page_bytes: page_bytes.next_multiple_of(64), slab: slab(positions), inner: Mutex::default() })
+    }
+
+    /// Bytes that a pool holds once `sequences` sequences of `positions` positions are full.
+    pub fn planned(page_bytes: usize, positions: usize, sequences: usize) -> u64 {
+        let pages = positions.div_ceil(PAGE).saturating_mul(sequences).next_multiple_of(slab(positions));
+        pages as u64 * page_bytes.next_multiple_of(64) as u64
     }
 
     fn take(self: &Arc<Self>) -> Result<Page> {
@@ -43,13 +55,13 @@ impl PagePool {
             let out_of_memory = |_| Error::new(Kind::OutOfMemory, "a list of cache pages");
             inner.slabs.try_reserve(1).map_err(out_of_memory)?;
             // Room for every page there is, so that giving one back never allocates.
-            let pages = (inner.slabs.len() + 1) * SLAB;
+            let pages = (inner.slabs.len() + 1) * self.slab;
             inner.free.try_reserve(pages).map_err(out_of_memory)?;
-            let slab = Buffer::new(self.page_bytes * SLAB, "a slab of cache pages")?;
+            let slab = Buffer::new(self.page_bytes * self.slab, "a slab of cache pages")?;
             let base = slab.as_ptr();
             inner.slabs.push(slab);
             // SAFETY: each page lies inside the slab just allocated.
-            inner.free.extend((0..SLAB).rev().map(|i| PageMemory(unsafe { base.add(i * self.page_bytes) })));
+            inner.free.extend((0..self.slab).rev().map(|i| PageMemory(unsafe { base.add(i * self.page_bytes) })));
         }
         let memory = inner.free.pop().expect("a slab was added when there was none");
         Ok(Page { memory, pool: Arc::clone(self) })
@@ -173,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_fork_shares_until_it_writes_and_pages_come_back() {
-        let pool = PagePool::new(64);
+        let pool = PagePool::new(64, 256);
         let mut a = LayerPages::new(&pool, 256).unwrap();
         a.reserve(0, 3 * PAGE).unwrap();
         // SAFETY: page 2 has 64 bytes and `a` alone holds it.
@@ -186,6 +198,6 @@ mod tests {
         // SAFETY: as above.
         assert_eq!(unsafe { b.pointers()[2].read() }, 7);
         drop((a, b));
-        assert_eq!(pool.inner.lock().unwrap().free.len(), SLAB);
+        assert_eq!(pool.inner.lock().unwrap().free.len(), 8);
     }
 }

@@ -30,6 +30,11 @@ impl Chooser {
         Chooser { sampler, ignore_end: false, record_logprob: false, last_logprob: None, before_logprob: None }
     }
 
+    /// A chooser that will choose the same.
+    pub fn fork(&self) -> Chooser {
+        Chooser { sampler: self.sampler.clone(), ..*self }
+    }
+
     /// A token for the row after the tokens of `sequence`. A call that fails changes nothing.
     pub(super) fn choose(&mut self, sequence: &Sequence) -> Result<i32> {
         let row = sequence.logits()?;

@@ -41,8 +41,7 @@ pub struct Engine {
     weights: Vec<Weight>,
     pool: Pool,
     runner: Mutex<Runner>,
-    /// Bounded work; its programs and memory are made by the first step.
-    stepper: Mutex<Option<Stepper>>,
+    stepper: Mutex<Stepper>,
     alarm: Arc<Alarm>,
     cost: Cost,
     pools: Vec<Arc<PagePool>>,
@@ -89,7 +88,8 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
     let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, prepared.model.dims().vocab)?);
     let zero = states.zero()?;
     let runner = Mutex::new(Runner::new(&prepared, &Shape::ALL, states.layout().slots())?);
-    let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes())).collect();
+    let stepper = Mutex::new(Stepper::new(Runner::new(&prepared, &Shape::STEPS, states.layout().slots())?));
+    let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
     let (tokenizer, end_tokens) = vocabulary::open(&prepared.checkpoint);
     let template = match &tokenizer {
         Ok(tokenizer) => vocabulary::template(tokenizer),
@@ -118,7 +118,7 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         end_tokens,
     };
     report(plan.weights, "done")?;
-    Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, stepper: Mutex::new(None), alarm: Arc::default(), cost: Cost::default(), pools, states, zero, tokenizer, template }))
+    Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, stepper, alarm: Arc::default(), cost: Cost::default(), pools, states, zero, tokenizer, template }))
 }
 
 impl Engine {
@@ -150,6 +150,11 @@ impl Engine {
     /// Bytes of packed weights.
     pub fn weight_bytes(&self) -> u64 {
         self.weights.iter().map(|w| w.bytes() as u64).sum()
+    }
+
+    /// Bytes of key/value pages that sequences have taken so far.
+    pub fn cache_bytes(&self) -> u64 {
+        self.pools.iter().map(|pool| pool.bytes() as u64).sum()
     }
 
     /// Bytes of weights one decode step reads: matrices, but not tables of which a row is looked up.
@@ -202,7 +207,7 @@ impl Engine {
     }
 
     /// The stepper, unless `give_up` says so while another call has it.
-    pub(super) fn stepper_unless(&self, give_up: &dyn Fn() -> bool) -> Option<MutexGuard<'_, Option<Stepper>>> {
+    pub(super) fn stepper_unless(&self, give_up: &dyn Fn() -> bool) -> Option<MutexGuard<'_, Stepper>> {
         lock_unless(&self.stepper, give_up)
     }
 

@@ -182,7 +182,8 @@ impl PanelSource for InFileExperts {
 
 /// Whether a weight's experts can stay in their file: not where inputs are stored first, since a panel's rows then cross all of it.
 pub(super) fn pageable(checkpoint: &Checkpoint, spec: &WeightSpec) -> Result<bool> {
-    if spec.role != Role::Experts {
+    // Matrices that every token meets (those of heads) gain nothing from staying in the file.
+    if spec.role != Role::Experts || spec.active >= spec.experts() {
         return Ok(false);
     }
     for part in spec.parts() {
@@ -398,4 +399,75 @@ fn fill_values(dtype: DType, layout: Layout, cols: usize, rows: usize, panel: &m
     let done = fill_stored(dtype, layout, cols, &views, panel, scratch);
     scratch.stored = stored;
     done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::Declarations;
+
+    /// `[2, 6, 32]`, element `i` is `i` in BF16-exact small numbers, and a vector `[2, 6]`.
+    fn checkpoint(name: &str) -> (std::path::PathBuf, Supply) {
+        let folder = std::env::temp_dir().join(format!("metrale-pack-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let header = br#"{"t":{"dtype":"F32","shape":[2,6,32],"data_offsets":[0,1536]},"b":{"dtype":"F32","shape":[2,6],"data_offsets":[1536,1584]}}"#;
+        let values = (0..384).chain(0..12).flat_map(|i| (i as f32).to_le_bytes());
+        let bytes: Vec<u8> = (header.len() as u64).to_le_bytes().into_iter().chain(header.iter().copied()).chain(values).collect();
+        std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
+        std::fs::write(folder.join("config.json"), b"{}").unwrap();
+        let opened = Checkpoint::open(&folder).unwrap();
+        (folder, Supply::Checkpoint(Arc::new(opened)))
+    }
+
+    #[test]
+    fn parts_pick_rows_and_columns_of_stacked_tensors() {
+        let (folder, supply) = checkpoint("picks");
+        let pool = Pool::new(2).unwrap();
+        let mut d = Declarations::default();
+        // Of output-major experts every second row; of input-major ones columns, from a row on.
+        let slice = |e: usize| vec![Part::slice("t", [2, 6, 32], e, 3).rows_from(1, 2), Part::slice("t", [2, 6, 32], e, 1)];
+        let turned = |e: usize| vec![Part::transposed("t", [2, 6, 32], e, 17).rows_from(4, 1).columns_from(2)];
+        let rows = d.experts("rows", vec![slice(0), slice(1)], 32);
+        let columns = d.experts("columns", vec![turned(0), turned(1)], 4);
+        let biases = d.vector_parts("biases", vec![Part::slice("b", [2, 6, 1], 1, 3).rows_from(1, 2), Part::slice("b", [2, 6, 1], 0, 2)], 0.5);
+        let read = |id: crate::ops::WeightId| {
+            let spec = &d.weights[id.0 as usize];
+            read(&supply, spec, &vec![Layout::F32; spec.parts().count()], &pool).unwrap()
+        };
+        let weight = read(rows);
+        let mut row = [0.0; 32];
+        for e in 0..2 {
+            for (r, stored) in [1, 3, 5, 0].into_iter().enumerate() {
+                weight.experts()[e].decode_row(r, &mut row);
+                assert!((0..32).all(|k| row[k] == (e * 192 + stored * 32 + k) as f32), "expert {e} row {r}: {row:?}");
+            }
+        }
+        let weight = read(columns);
+        let mut row = [0.0; 4];
+        for e in 0..2 {
+            for r in 0..17 {
+                weight.experts()[e].decode_row(r, &mut row);
+                assert!((0..4).all(|k| row[k] == (e * 192 + (k + 2) * 32 + r + 4) as f32), "expert {e} row {r}: {row:?}");
+            }
+        }
+        assert_eq!(read(biases).vector(), [7.5, 9.5, 11.5, 0.5, 1.5]);
+        let _ = std::fs::remove_dir_all(folder);
+    }
+
+    #[test]
+    fn parts_outside_of_their_tensor_have_no_shape() {
+        let of = [2, 6, 32];
+        assert_eq!(Part::slice("t", of, 1, 6).shape(32).unwrap(), of);
+        for part in [
+            Part::slice("t", of, 2, 6),
+            Part::slice("t", of, 0, 7),
+            Part::slice("t", of, 0, 3).rows_from(2, 2),
+            Part::transposed("t", of, 0, 33),
+            Part::transposed("t", of, 0, 32).columns_from(1),
+        ] {
+            let cols = if matches!(part.pick, Pick::Slice { .. }) { 32 } else { 6 };
+            assert_eq!(part.shape(cols).unwrap_err().kind(), Kind::Mismatch, "{part:?}");
+        }
+        assert!(Part::slice("t", of, 0, 6).shape(31).is_err());
+    }
 }

@@ -3,7 +3,7 @@
 use super::pack;
 use super::plan::Plan;
 use super::runner::Shape;
-use crate::cache::StateLayout;
+use crate::cache::{PagePool, StateLayout};
 use crate::circuit::{Circuit, Needs, Program, Tape, fuse, lower};
 use crate::error::{Error, Kind, Result};
 use crate::families::loader_for_config;
@@ -138,22 +138,16 @@ impl Prepared {
             };
         }
         weights += paged.min(self.expert_budget.unwrap_or(0));
-        let pages = self.context.div_ceil(crate::ops::PAGE) as u64;
-        let kv: u64 = self.declarations.kv.iter().map(|spec| pages * spec.page_bytes() as u64).sum();
-        // Blocking calls and steps each have a workspace, as large as its largest program needs.
-        let mut scratch = 0;
-        for shapes in [Shape::ALL, Shape::STEPS] {
-            let mut most = 0;
-            for shape in shapes {
-                most = most.max(self.program(shape, false, &[])?.0.workspace_bytes() as u64);
-            }
-            scratch += most;
-        }
+        let kv = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences)).sum();
+        // Blocking calls and steps each have a workspace, as large as their largest program needs.
+        let bytes = |shape: Shape| -> Result<u64> { Ok(self.program(shape, false, &[])?.0.workspace_bytes() as u64) };
+        let small = bytes(Shape::ALL[0])?.max(bytes(Shape::ALL[1])?);
+        let scratch = bytes(Shape::ALL[2])?.max(small) + bytes(Shape::STEPS[2])?.max(small);
         // Each sequence has a committed and a spare state, and all share the one before any token.
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
         let states = (2 * sequences as u64 + 1) * 4;
         let state = states * layout.slot_floats() as u64;
-        Ok(Plan { weights, kv: kv * sequences as u64, state, scratch, other: states * self.model.dims().vocab as u64 })
+        Ok(Plan { weights, kv, state, scratch, other: states * self.model.dims().vocab as u64 })
     }
 }
 

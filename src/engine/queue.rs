@@ -87,6 +87,7 @@ impl Sequence {
     pub(super) fn drop_work(&mut self) {
         self.queue.advance(self.queued());
         self.queue.heard = self.canceller().count();
-        self.state.renew();
+        // Pages that were made for the begun work go back, too.
+        self.drop_to(self.len());
     }
 }

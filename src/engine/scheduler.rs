@@ -7,7 +7,6 @@
 //! cancelled or used otherwise no longer has that stamp, and the slice is forgotten.
 
 use super::Sequence;
-use super::cost::Cost;
 use super::forward::check;
 use super::generate::Chooser;
 use super::load::Engine;
@@ -53,6 +52,13 @@ pub(super) struct Stepper {
     slice: Option<Slice>,
 }
 
+impl Stepper {
+    /// Nothing under way.
+    pub(super) fn new(runner: Runner) -> Stepper {
+        Stepper { runner, slice: None }
+    }
+}
+
 /// A batch under way.
 struct Slice {
     parts: Vec<Part>,
@@ -81,7 +87,12 @@ const FEWEST_ROWS: usize = 8;
 /// Works for `budget` (`None`: to the end) on the sequences, all of one model, and writes to `out` what was done. A sequence with
 /// a queue reads it; one without produces a token, chosen by the chooser of the same index. Slices that are done stay done,
 /// whatever happens to later ones.
-pub fn step(sequences: &mut [&mut Sequence], choosers: &mut [&mut Chooser], budget: Option<Duration>, out: &mut [Stepped]) -> Result<()> {
+pub fn step<'b>(
+    sequences: &mut [&'b mut Sequence],
+    choosers: &mut [&'b mut Chooser],
+    budget: Option<Duration>,
+    out: &mut [Stepped],
+) -> Result<()> {
     let deadline = budget.and_then(|budget| Instant::now().checked_add(budget));
     let count = sequences.len();
     ensure!(choosers.len() == count && out.len() == count, Internal, "a step over slices of different lengths");
@@ -95,14 +106,7 @@ pub fn step(sequences: &mut [&mut Sequence], choosers: &mut [&mut Chooser], budg
         }
     }
     let Some(mut stepper) = engine.stepper_unless(&|| passed(deadline)) else { return Ok(()) };
-    let stepper = match &mut *stepper {
-        Some(stepper) => stepper,
-        none => {
-            let runner = Runner::new(&engine.prepared, &Shape::STEPS, engine.states().0.layout().slots())?;
-            none.insert(Stepper { runner, slice: None })
-        }
-    };
-    Call { engine: &engine, stepper, sequences, choosers, out, deadline }.run()
+    Call { engine: &engine, stepper: &mut stepper, sequences, choosers, out, deadline }.run()
 }
 
 /// About how long a step without a budget would take now.

@@ -44,11 +44,16 @@ impl Snapshot {
         &self.tokens
     }
 
+    /// Size of [`Snapshot::to_bytes`].
+    pub fn byte_len(&self) -> usize {
+        let pages: usize = self.pages.iter().map(|p| p.count() * p.page_bytes()).sum();
+        8 * 4 + 4 * (self.tokens.len() + self.state.floats().len()) + pages
+    }
+
     /// Little-endian bytes: magic, fingerprint of the model, tokens, recurrent state, pages of each layer, checksum.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let floats = self.state.floats();
-        let pages: usize = self.pages.iter().map(|p| p.count() * p.page_bytes()).sum();
-        let mut out = vec_with_capacity(8 * 4 + 4 * (self.tokens.len() + floats.len()) + pages, "a snapshot's bytes")?;
+        let mut out = vec_with_capacity(self.byte_len(), "a snapshot's bytes")?;
         out.extend_from_slice(MAGIC);
         out.extend_from_slice(&fingerprint(&self.engine)?.to_le_bytes());
         out.extend_from_slice(&(self.tokens.len() as u64).to_le_bytes());

@@ -9,7 +9,7 @@ use super::MOST_EXPERTS;
 use crate::circuit::Tape;
 use crate::error::Result;
 use crate::layers::{
-    Compressed, CompressedDims, Config, ExpertDims, Experts, FeedForward, GatedMlp, HyperHead, HyperSite, Linear, Moe, RmsNorm, RopeParameters, Ropes,
+    Compressed, CompressedDims, Config, ExpertDims, Experts, FeedForward, GatedMlp, HyperHead, HyperSite, Linear, MOST_HEADS, Moe, RmsNorm, RopeParameters, Ropes,
     Router, Streams,
 };
 use crate::model::{Build, Carry, Dims, Head, Model, StreamDecoder, StreamEnd, StreamLayer};
@@ -42,6 +42,7 @@ impl Common {
         let (out_groups, index_dim) = (c.usize("o_groups")?, c.usize_or("index_head_dim", 128)?);
         let eps = c.f64_or("rms_norm_eps", 1e-6)? as f32;
         ensure!(rope_dim <= head_dim && rope_dim <= index_dim, Mismatch, "config.json: qk_rope_head_dim {rope_dim} exceeds head_dim {head_dim} or index_head_dim {index_dim}");
+        ensure!(heads <= MOST_HEADS, LimitExceeded, "config.json: num_attention_heads is {heads}; at most {MOST_HEADS} are possible");
         ensure!(heads.is_multiple_of(out_groups), Mismatch, "config.json: {heads} heads do not split into {out_groups} groups (o_groups)");
         let (count, top_k) = (c.usize("n_routed_experts")?, c.usize("num_experts_per_tok")?);
         ensure!(count <= MOST_EXPERTS && top_k <= count, LimitExceeded, "config.json: {top_k} of {count} experts (n_routed_experts); at most {MOST_EXPERTS} are possible");
@@ -55,13 +56,7 @@ impl Common {
         ensure!(ratios.len() == layers, Mismatch, "config.json: compress_ratios lists {} layers, num_hidden_layers is {layers}", ratios.len());
         Ok(Common {
             dims: Dims { vocab: c.usize("vocab_size")?, hidden, layers, context: c.usize_or("max_position_embeddings", 4096)? },
-            streams: Streams {
-                count: c.usize_or("hc_mult", 4)?,
-                hidden,
-                rounds: c.usize_or("hc_sinkhorn_iters", 20)?.min(1000),
-                eps: c.f64_or("hc_eps", 1e-6)? as f32,
-                norm_eps: eps,
-            },
+            streams: Streams::read(c, hidden, eps)?,
             attention: CompressedDims {
                 hidden,
                 heads,
@@ -94,9 +89,12 @@ impl Common {
         let mut ropes = Ropes::default();
         let dim = self.attention.rope_dim;
         let plain = ropes.add(d, RopeParameters::plain(c.f64_or("rope_theta", 1e4)?, dim));
+        // Converters may leave the published scaling out of a GGUF file.
+        let published = json!({"type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 65536});
+        let scaling = c.get("rope_scaling").or(b.checkpoint.gguf().map(|_| &published));
         let scaled = json!({
             "rope_theta": c.f64_or("compress_rope_theta", 160_000.0)?,
-            "rope_scaling": c.get("rope_scaling"),
+            "rope_scaling": scaling,
             "max_position_embeddings": self.dims.context,
         });
         let scaled = RopeParameters { factor: 1.0, ..RopeParameters::read(&Config::new(&scaled)?, dim, None, b.context)? };

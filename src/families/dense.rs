@@ -2,7 +2,7 @@
 //! biases on q, k, v, Qwen 3 norms on queries and keys, SmolLM3 layers without rotation.
 
 use crate::error::Result;
-use crate::layers::{Attention, AttentionDims, Block, Config, FeedForward, GatedMlp, HeadGating, QkNorm, RmsNorm, RopeParameters, Ropes};
+use crate::layers::{Attention, AttentionDims, Block, Config, FeedForward, GatedMlp, HeadGating, QkNorm, RmsNorm, RopeParameters, Ropes, Values};
 use crate::model::{Build, Decoder, Dims, Head, Model, TransformerLayer};
 use crate::ops::Activation;
 use crate::weights::Declarations;
@@ -82,6 +82,7 @@ impl Common {
             qkv_bias: false,
             out_bias: false,
             qk_norm: QkNorm::No,
+            values: Values::Own,
             sinks: false,
             gating: HeadGating::No,
             rope: None,

@@ -17,6 +17,7 @@ const ENCODER: Facts = Facts { whole_prompt: true, ..USUAL };
 const DEPARTURES: &[(&[&str], Facts)] = &[
     (&["gemma3", "gemma3_text"], ZERO_CENTRED),
     (&["qwen3_next", "qwen3_5", "qwen35", "qwen3_5_text", "qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text", "qwen4_exp"], ZERO_CENTRED),
+    (&["step3p7", "step3p5"], ZERO_CENTRED),
     (&["nllb", "m2m_100"], ENCODER),
 ];
 

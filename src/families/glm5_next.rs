@@ -76,13 +76,7 @@ pub(super) fn build(outer: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> 
     let (hidden, layers) = (c.usize("hidden_size")?, c.usize("num_hidden_layers")?);
     let eps = c.f64_or("rms_norm_eps", 1e-5)? as f32;
     let act = Activation::ClampedSilu { limit: c.f64("swiglu_limit")? as f32 };
-    let streams = Streams {
-        count: c.usize_or("hc_mult", 4)?,
-        hidden,
-        rounds: c.usize_or("hc_sinkhorn_iters", 20)?.min(1000),
-        eps: c.f64_or("hc_eps", 1e-6)? as f32,
-        norm_eps: eps,
-    };
+    let streams = Streams::read(&c, hidden, eps)?;
     let missing = || Error::new(Kind::CorruptFile, "config.json has no linear_attn_config").named("linear_attn_config");
     let linear = c.opt_object("linear_attn_config")?.ok_or_else(missing)?;
     let kda = KdaDims {

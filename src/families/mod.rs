@@ -6,6 +6,7 @@ mod deepseek_v41;
 mod dense;
 mod facts;
 mod gemma3;
+mod gemma4;
 mod glm4_moe;
 mod glm5_next;
 mod gpt_oss;
@@ -25,6 +26,7 @@ mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
 mod qwen3_vl;
+mod step3p7;
 
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
@@ -49,6 +51,7 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["qwen3"], build: dense::qwen3 },
     Family { names: &["smollm3"], build: dense::smollm3 },
     Family { names: &["gemma3_text"], build: gemma3::build },
+    Family { names: &["gemma4", "gemma4_text"], build: gemma4::build },
     Family { names: &["phi3"], build: phi3::build },
     Family { names: &["olmo2"], build: olmo::olmo2 },
     Family { names: &["olmo3"], build: olmo::olmo3 },
@@ -62,17 +65,18 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["laguna"], build: laguna::build },
     Family { names: &["lfm2"], build: lfm2::build },
     Family { names: &["qwen3_next"], build: qwen3_next::build },
-    Family { names: &["qwen3_5", "qwen35", "qwen3_5_text"], build: qwen3_5::dense },
+    Family { names: &["qwen3_5", "qwen35", "qwen3_6", "qwen3_5_text"], build: qwen3_5::dense },
     Family { names: &["qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text"], build: qwen3_5::moe },
     Family { names: &["nemotron_h", "nemotron_h_puzzle"], build: nemotron_h::build },
     Family { names: &["kimi_linear"], build: kimi_linear::build },
     Family { names: &["deepseek_v3"], build: deepseek_v3::build },
     Family { names: &["mistral4"], build: mistral4::build },
-    Family { names: &["mistral3"], build: mistral4::wrapped },
+    Family { names: &["mistral3", "mistral_small4"], build: mistral4::wrapped },
+    Family { names: &["step3p7", "step3p5", "step3_7"], build: step3p7::build },
     Family { names: &["longcat_flash"], build: longcat_flash::build },
     Family { names: &["longcat_flash_ngram"], build: longcat_flash_ngram::build },
     Family { names: &["deepseek_v4"], build: deepseek_v4::build },
-    Family { names: &["deepseek_v41", "deepseek_v41_text"], build: deepseek_v41::build },
+    Family { names: &["deepseek_v41", "deepseek_v4_1", "deepseek_v41_text"], build: deepseek_v41::build },
     Family { names: &["glm5_next", "glm5_next_text"], build: glm5_next::build },
     Family { names: &["kimi_k3"], build: kimi_k3::build },
 ];

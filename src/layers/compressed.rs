@@ -128,6 +128,9 @@ impl Compressed {
     pub fn new(d: &mut Declarations, name: &str, dims: CompressedDims, every: Option<usize>, group_rope: usize) -> Compressed {
         let part = |p: &str| format!("{name}.{p}");
         let width = dims.heads * dims.head_dim;
+        let (wo_a, rank, inner) = (part("wo_a.weight"), dims.out_rank, width / dims.out_groups);
+        let group = |g: usize| vec![Part::slice(&*wo_a, [1, dims.out_groups * rank, inner], 0, rank).rows_from(g * rank, 1)];
+        let out_a = d.experts(&wo_a, (0..dims.out_groups).map(group).collect(), inner);
         let rows = Records { state: d.kv(Records::spec(dims.head_dim, 1, dims.kv_type)), width: dims.head_dim, every: 1, dtype: dims.kv_type };
         Compressed {
             q_a: Linear::new(d, &part("wq_a"), dims.q_rank, dims.hidden, false),
@@ -136,7 +139,7 @@ impl Compressed {
             kv: Linear::new(d, &part("wkv"), dims.head_dim, dims.hidden, false),
             kv_norm: RmsNorm::new(d, &part("kv_norm"), dims.head_dim, dims.eps, 0.0),
             sinks: d.vector(&part("attn_sink"), dims.heads, 0.0),
-            out_a: d.matrix(&part("wo_a.weight"), dims.out_groups * dims.out_rank, width / dims.out_groups),
+            out_a,
             out_b: Linear::new(d, &part("wo_b"), dims.hidden, dims.out_groups * dims.out_rank, false),
             rows,
             compressor: every.map(|every| Compressor::new(d, &part("compressor"), &dims, every, dims.head_dim, group_rope)),
@@ -207,17 +210,7 @@ impl Compressed {
             y: Value::NONE,
         });
         let a = self.turn(t, a, d.head_dim, ropes, true);
-        let a = t.op(HeadLinear {
-            x: a,
-            weight: self.out_a,
-            heads: d.out_groups,
-            step: d.out_rank,
-            first: 0,
-            count: d.out_rank,
-            transposed: false,
-            tail: 0,
-            y: Value::NONE,
-        });
+        let a = t.op(HeadLinear { x: a, weight: self.out_a, heads: d.out_groups, tail: 0, y: Value::NONE });
         self.out_b.record(t, a)
     }
 }

@@ -1,8 +1,10 @@
 //! Hyper-connections around a sublayer (see [`crate::ops::HyperMix`] for the mathematics and the papers).
 
-use super::Linear;
+use super::{Config, Linear};
 use crate::circuit::Tape;
-use crate::ops::{HyperCollapse, HyperExpand, HyperMix, Norm, NormKind, Value, WeightId};
+use crate::ensure;
+use crate::error::Result;
+use crate::ops::{HyperCollapse, HyperExpand, HyperMix, MOST_STREAMS, Norm, NormKind, Value, WeightId};
 use crate::weights::Declarations;
 
 /// What all sites of a model share.
@@ -21,6 +23,13 @@ pub struct Streams {
 }
 
 impl Streams {
+    /// Reads `hc_mult`, `hc_sinkhorn_iters`, `hc_eps`.
+    pub fn read(c: &Config<'_>, hidden: usize, norm_eps: f32) -> Result<Streams> {
+        let count = c.usize_or("hc_mult", 4)?;
+        ensure!(count <= MOST_STREAMS, Unsupported, "config.json: hc_mult is {count}; at most {MOST_STREAMS} residual streams are possible");
+        Ok(Streams { count, hidden, rounds: c.usize_or("hc_sinkhorn_iters", 20)?.min(1000), eps: c.f64_or("hc_eps", 1e-6)? as f32, norm_eps })
+    }
+
     /// Records the start: every stream a copy of `x`.
     pub fn begin(&self, t: &mut Tape<'_>, x: Value) -> Value {
         t.op(HyperExpand { out: x, x: Value::NONE, mix: Value::NONE, streams: self.count, y: Value::NONE })

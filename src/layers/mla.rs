@@ -7,9 +7,10 @@
 
 use super::{Config, Linear, Mixer, RmsNorm};
 use crate::circuit::Tape;
+use crate::ensure;
 use crate::error::Result;
 use crate::ops::{self, Activation, CacheWrite, ExpandHeads, HeadLinear, Join, KvSpec, KvType, PositionScale, RecordWrite, Records, RopeStyle, RopeTail, SharedAttention, StateId, Value, WeightId};
-use crate::weights::Declarations;
+use crate::weights::{Declarations, Part};
 
 /// What the cache holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,13 +60,18 @@ pub struct MlaDims {
     pub kv_type: KvType,
 }
 
+/// Most heads: each has matrices of its own, and a count beyond this would only fill memory with names.
+pub const MOST_HEADS: usize = 4096;
+
 impl MlaDims {
     /// Reads the names that DeepSeek's configs established; no rotation yet, scale `(nope + rope)^-1/2`.
     pub fn read(c: &Config<'_>, kv_type: KvType) -> Result<MlaDims> {
         let (nope_dim, rope_dim) = (c.usize("qk_nope_head_dim")?, c.count("qk_rope_head_dim")?.unwrap_or(0));
+        let heads = c.usize("num_attention_heads")?;
+        ensure!(heads <= MOST_HEADS, LimitExceeded, "config.json: num_attention_heads is {heads}; at most {MOST_HEADS} are possible");
         Ok(MlaDims {
             hidden: c.usize("hidden_size")?,
-            heads: c.usize("num_attention_heads")?,
+            heads,
             q_rank: c.count("q_lora_rank")?,
             kv_rank: c.usize("kv_lora_rank")?,
             nope_dim,
@@ -100,6 +106,34 @@ impl MlaDims {
     }
 }
 
+/// `kv_b_proj`, cut as the cache's form wants it.
+#[derive(Clone, Copy, Debug)]
+enum KvB {
+    /// Of each head its key rows, transposed, and its value rows.
+    Heads {
+        into: WeightId,
+        out_of: WeightId,
+    },
+    /// As it is.
+    Whole(WeightId),
+}
+
+impl KvB {
+    fn new(d: &mut Declarations, tensor: &str, dims: &MlaDims) -> KvB {
+        let (nope, value, rank) = (dims.nope_dim, dims.value_dim, dims.kv_rank);
+        let step = nope + value;
+        let of = [1, dims.heads * step, rank];
+        match dims.form {
+            MlaForm::Expanded => KvB::Whole(d.matrix(tensor, dims.heads * step, rank)),
+            MlaForm::Latent => {
+                let keys = (0..dims.heads).map(|h| vec![Part::transposed(tensor, of, 0, rank).columns_from(h * step)]).collect();
+                let values = (0..dims.heads).map(|h| vec![Part::slice(tensor, of, 0, value).rows_from(h * step + nope, 1)]).collect();
+                KvB::Heads { into: d.experts(&format!("{tensor} (keys)"), keys, nope), out_of: d.experts(&format!("{tensor} (values)"), values, rank) }
+            }
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Cache {
     Latent(Records),
@@ -117,7 +151,7 @@ pub struct Mla {
     q_norm: Option<RmsNorm>,
     q_b: Option<Linear>,
     kv_norm: RmsNorm,
-    kv_b: WeightId,
+    kv_b: KvB,
     gate: Option<Linear>,
     out: Linear,
     cache: Cache,
@@ -163,7 +197,7 @@ impl Mla {
             q_norm: dims.q_rank.map(|rank| RmsNorm::new(d, &part("q_a_layernorm"), rank, dims.eps, 0.0)),
             q_b: dims.q_rank.map(|rank| Linear::new(d, &part("q_b_proj"), q_rows, rank, false)),
             kv_norm: RmsNorm::new(d, &part("kv_a_layernorm"), dims.kv_rank, dims.eps, 0.0),
-            kv_b: d.matrix(&part("kv_b_proj.weight"), dims.heads * (dims.nope_dim + dims.value_dim), dims.kv_rank),
+            kv_b: KvB::new(d, &part("kv_b_proj.weight"), &dims),
             gate: dims.output_gate.then(|| Linear::new(d, &part("g_proj"), dims.heads * dims.value_dim, dims.hidden, false)),
             out: Linear::new(d, &part("o_proj"), dims.hidden, dims.heads * dims.value_dim, dims.bias),
             cache,
@@ -206,16 +240,14 @@ impl Mla {
     pub fn attend(&self, t: &mut Tape<'_>, x: Value, parts: MlaParts, selection: Value) -> Value {
         let d = &self.dims;
         let scale = d.scale * d.query_factor;
-        let step = d.nope_dim + d.value_dim;
-        let a = match &self.cache {
-            Cache::Latent(records) => {
+        let a = match (&self.cache, self.kv_b) {
+            (Cache::Latent(records), KvB::Heads { into, out_of }) => {
                 let key = match parts.shared_key.is_some() {
                     true => t.op(Join { parts: vec![parts.latent, parts.shared_key], y: Value::NONE }),
                     false => parts.latent,
                 };
                 t.record(RecordWrite { x: key, records: *records });
-                let into = |first, count, transposed, tail, x| HeadLinear { x, weight: self.kv_b, heads: d.heads, step, first, count, transposed, tail, y: Value::NONE };
-                let q = t.op(into(0, d.nope_dim, true, d.rope_dim, parts.q));
+                let q = t.op(HeadLinear { x: parts.q, weight: into, heads: d.heads, tail: d.rope_dim, y: Value::NONE });
                 let a = t.op(SharedAttention {
                     q,
                     heads: d.heads,
@@ -228,10 +260,10 @@ impl Mla {
                     sinks: None,
                     y: Value::NONE,
                 });
-                t.op(into(d.nope_dim, d.value_dim, false, 0, a))
+                t.op(HeadLinear { x: a, weight: out_of, heads: d.heads, tail: 0, y: Value::NONE })
             }
-            Cache::Expanded(state, spec) => {
-                let kv = t.op(ops::Linear { x: parts.latent, q: Value::NONE, weight: self.kv_b, bias: None, y: Value::NONE });
+            (Cache::Expanded(state, spec), KvB::Whole(weight)) => {
+                let kv = t.op(ops::Linear { x: parts.latent, q: Value::NONE, weight, bias: None, y: Value::NONE });
                 let split = t.record(ExpandHeads {
                     x: kv,
                     shared: parts.shared_key,
@@ -246,6 +278,8 @@ impl Mla {
                 }
                 t.op(ops::Attention { q: parts.q, state: *state, spec: *spec, heads: d.heads, scale, window: None, softcap: None, sinks: None, y: Value::NONE })
             }
+            // `new` makes cache and matrices of one form.
+            _ => Value::NONE,
         };
         let a = match &self.gate {
             Some(gate) => {

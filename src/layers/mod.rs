@@ -21,7 +21,7 @@ mod shared_rows;
 mod short_conv;
 mod sparse_mla;
 
-pub use attention::{Attention, AttentionDims, AttentionNames, HeadGating, QkNorm};
+pub use attention::{Attention, AttentionDims, AttentionNames, HeadGating, QkNorm, Values};
 pub use block::{Block, FeedForward, Mixer, OnePart, Part};
 pub use compressed::{Compressed, CompressedDims, Compressor};
 pub use config::Config;
@@ -33,7 +33,7 @@ pub use hyper::{HyperHead, HyperSite, Streams};
 pub use kda::{Kda, KdaDims};
 pub use linear::Linear;
 pub use mamba2::{Mamba2, Mamba2Dims};
-pub use mla::{Mla, MlaDims, MlaForm, MlaParts};
+pub use mla::{MOST_HEADS, Mla, MlaDims, MlaForm, MlaParts};
 pub use mlp::GatedMlp;
 pub use moe::{Latent, Moe, Router};
 pub use norm::RmsNorm;

@@ -34,6 +34,11 @@ pub enum Activation {
         /// The bound of `up`.
         linear: f32,
     },
+    /// Silu whose result is at most `limit`; `up` lies in `-limit ..= limit` (Step 3.7).
+    SiluThenClamp {
+        /// The bound.
+        limit: f32,
+    },
     /// `(up + 1) * gate * sigmoid(alpha * gate)` between the same bounds (GPT-OSS).
     SwigluOai {
         /// Steepness of the sigmoid.
@@ -56,6 +61,7 @@ impl Activation {
             Activation::Identity => x,
             Activation::ClampedSilu { limit } => Activation::Silu.of(below(x, limit)),
             Activation::Situ { beta, .. } => f64::from(beta) * (x / f64::from(beta)).tanh() / (1.0 + (-x).exp()),
+            Activation::SiluThenClamp { limit } => below(Activation::Silu.of(x), limit),
             Activation::SwigluOai { alpha, limit } => {
                 let x = below(x, limit);
                 x / (1.0 + (-f64::from(alpha) * x).exp())
@@ -67,7 +73,7 @@ impl Activation {
     pub fn gated(self, gate: f64, up: f64) -> f64 {
         let within = |limit: f32| -below(-below(up, limit), limit);
         match self {
-            Activation::ClampedSilu { limit } => self.of(gate) * within(limit),
+            Activation::ClampedSilu { limit } | Activation::SiluThenClamp { limit } => self.of(gate) * within(limit),
             Activation::Situ { linear, .. } if linear != 0.0 => self.of(gate) * f64::from(linear) * (up / f64::from(linear)).tanh(),
             Activation::SwigluOai { limit, .. } => self.of(gate) * (within(limit) + 1.0),
             _ => self.of(gate) * up,

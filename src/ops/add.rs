@@ -3,7 +3,7 @@
 
 use super::{Frame, Norm, NormKind, Op, Port, Shape, Shapes, Turn, Value, WeightId, row_grain};
 use crate::error::Result;
-use crate::{ensure, op_common};
+use crate::{ensure, op_by_row, op_common};
 
 /// `y = a + b`.
 #[derive(Clone, Debug)]
@@ -22,6 +22,12 @@ fn add_row(a: &[f32], b: &[f32], y: &mut [f32]) {
     }
 }
 
+impl Add {
+    fn row(&self, frame: &Frame<'_>, row: usize, y: &mut [f32]) {
+        add_row(frame.row(self.a, row), frame.row(self.b, row), y);
+    }
+}
+
 impl Op for Add {
     op_common!("add");
 
@@ -35,25 +41,7 @@ impl Op for Add {
         Ok(vec![Shape::f32(a.rows, a.width)])
     }
 
-    fn solo(&self, frame: &Frame<'_>) -> bool {
-        frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
-    }
-
-    fn scalar(&self, frame: &Frame<'_>) {
-        let y = frame.output(self.y);
-        for row in 0..y.rows() {
-            // SAFETY: alone.
-            add_row(frame.row(self.a, row), frame.row(self.b, row), unsafe { y.row(row) });
-        }
-    }
-
-    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let y = frame.output(self.y);
-        turn.each_row(y.rows(), y.width(), |row| {
-            // SAFETY: `each_row` gives a row to one worker.
-            add_row(frame.row(self.a, row), frame.row(self.b, row), unsafe { y.row(row) });
-        });
-    }
+    op_by_row!(1);
 }
 
 /// `sum = a + b; y = norm(sum)`: the residual stream and what the next block reads. Exact fusion of [`Add`] and an

@@ -1,9 +1,8 @@
 //! Token embedding: a row of the table for each token.
-#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Rows, Shape, Shapes, Turn, Value, WeightId, row_grain};
+use super::{Frame, Op, Port, Rows, Shape, Shapes, Value, WeightId};
 use crate::error::Result;
-use crate::op_common;
+use crate::{op_by_row, op_common};
 
 /// `y[r] = factor * table[token of row r]`.
 #[derive(Clone, Debug)]
@@ -36,21 +35,5 @@ impl Op for Embed {
         Ok(vec![Shape::f32(Rows::All, shapes.weight(self.table).1)])
     }
 
-    fn solo(&self, frame: &Frame<'_>) -> bool {
-        frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
-    }
-
-    fn scalar(&self, frame: &Frame<'_>) {
-        let y = frame.output(self.y);
-        for row in 0..y.rows() {
-            // SAFETY: alone.
-            self.row(frame, row, unsafe { y.row(row) });
-        }
-    }
-
-    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let y = frame.output(self.y);
-        // SAFETY: `each_row` gives a row to one worker.
-        turn.each_row(y.rows(), y.width(), |row| self.row(frame, row, unsafe { y.row(row) }));
-    }
+    op_by_row!(1);
 }

@@ -1,11 +1,10 @@
 //! Engram (DeepSeek-V4.1): n-gram memory. Hashes of the last tokens' folded ids choose rows of a table; what they expand to is added
 //! to each residual stream, as far as the stream agrees with the row's key.
-#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
 use super::tokens::bits;
-use super::{Frame, Op, Port, Records, Rows, Shape, Shapes, StateId, Turn, Value, WeightId, row_grain};
+use super::{Frame, Op, Port, Records, Rows, Shape, Shapes, StateId, Value, WeightId};
 use crate::error::Result;
-use crate::{ensure, op_common};
+use crate::{ensure, op_by_row, op_common};
 
 /// Numbers that turn tokens into rows of one layer's table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,7 +36,8 @@ pub struct EngramRows {
 pub const MOST_TOKENS: usize = 16;
 
 impl EngramRows {
-    fn row(&self, frame: &Frame<'_>, segment: usize, row: usize, y: &mut [f32]) {
+    fn row(&self, frame: &Frame<'_>, row: usize, y: &mut [f32]) {
+        let segment = frame.segment_of(row);
         let position = frame.batch.positions[row] as usize;
         let pages = frame.pages(segment, self.history.state);
         let map = frame.weight(self.map).vector();
@@ -90,23 +90,7 @@ impl Op for EngramRows {
         Ok(vec![Shape::f32(Rows::All, columns)])
     }
 
-    fn solo(&self, frame: &Frame<'_>) -> bool {
-        frame.rows(self.y) <= row_grain(frame.slot(self.y).width * 8)
-    }
-
-    fn scalar(&self, frame: &Frame<'_>) {
-        let y = frame.output(self.y);
-        for row in 0..y.rows() {
-            // SAFETY: alone.
-            self.row(frame, frame.segment_of(row), row, unsafe { y.row(row) });
-        }
-    }
-
-    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let y = frame.output(self.y);
-        // SAFETY: `each_row` gives a row to one worker.
-        turn.each_row(y.rows(), y.width() * 8, |row| self.row(frame, frame.segment_of(row), row, unsafe { y.row(row) }));
-    }
+    op_by_row!(8);
 }
 
 /// `y_c = x_c + sigmoid(root(dot_c)) value`, with `dot_c = norm(x_c) q_c . norm(key_c) k_c / sqrt(width)` and
@@ -174,21 +158,5 @@ impl Op for EngramInject {
         Ok(vec![Shape::f32(x.rows, x.width)])
     }
 
-    fn solo(&self, frame: &Frame<'_>) -> bool {
-        frame.rows(self.y) <= row_grain(frame.slot(self.y).width * 2)
-    }
-
-    fn scalar(&self, frame: &Frame<'_>) {
-        let y = frame.output(self.y);
-        for row in 0..y.rows() {
-            // SAFETY: alone.
-            self.row(frame, row, unsafe { y.row(row) });
-        }
-    }
-
-    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let y = frame.output(self.y);
-        // SAFETY: `each_row` gives a row to one worker.
-        turn.each_row(y.rows(), y.width() * 2, |row| self.row(frame, row, unsafe { y.row(row) }));
-    }
+    op_by_row!(2);
 }

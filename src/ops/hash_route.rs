@@ -1,9 +1,8 @@
 //! Routing by token: a table names the experts of each token, the router's scores only weigh them (DeepSeek-V4's first layers).
-#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, WeightId, row_grain};
+use super::{Frame, Op, Port, Shape, Shapes, Value, WeightId};
 use crate::error::Result;
-use crate::{ensure, op_common};
+use crate::{ensure, op_by_row, op_common};
 
 /// `ids = table[token]`, `weights = scale * score[id] (/ their sum)`, `score = sqrt(softplus(logit))`; laid out as [`super::Route`]'s.
 #[derive(Clone, Debug)]
@@ -51,21 +50,5 @@ impl Op for HashRoute {
         Ok(vec![Shape::f32(logits.rows, 2 * top_k)])
     }
 
-    fn solo(&self, frame: &Frame<'_>) -> bool {
-        frame.rows(self.y) <= row_grain(frame.slot(self.y).width * 8)
-    }
-
-    fn scalar(&self, frame: &Frame<'_>) {
-        let y = frame.output(self.y);
-        for row in 0..y.rows() {
-            // SAFETY: alone.
-            self.row(frame, row, unsafe { y.row(row) });
-        }
-    }
-
-    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let y = frame.output(self.y);
-        // SAFETY: `each_row` gives a row to one worker.
-        turn.each_row(y.rows(), y.width() * 8, |row| self.row(frame, row, unsafe { y.row(row) }));
-    }
+    op_by_row!(8);
 }

@@ -1,69 +1,77 @@
-//! One matrix for each head (or group): rows of one stored matrix, applied to their head's part of the input.
+//! One matrix for each head (or group of heads): latent attention's ways into and out of the latent space, grouped output products.
 //!
-//! Latent attention needs both directions of `kv_b_proj`: its key rows transposed (queries move into the latent space) and
-//! its value rows as they are (outputs leave it). Both read the one stored matrix, row by row, so neither is stored twice.
-#![allow(unsafe_code)] // pieces of outputs, disjoint by head and row
+//! Float matrices run in the backend's product; integer ones are decoded row by row, since each would want 8-bit activations of its
+//! head alone.
+#![allow(unsafe_code)] // pieces of outputs, disjoint by head and panel
 
-use super::lanes::{axpy, dot};
+use super::lanes::dot;
 use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, WeightId, scratch};
+use crate::backend::cpu::activations::{Activations, Epilogue};
+use crate::backend::cpu::pack::{LANES, Packed};
 use crate::error::Result;
 use crate::{ensure, op_common};
+use std::ops::Range;
 
-/// With `W_h` the rows `h * step + first ..` (`count` of them) of the weight: `y_h = W_h x_h`, or `y_h = W_h^T x_h`.
-/// `tail` elements at the end of each input head are handed on behind its outputs.
+/// `y_h = W_h x_h`; `tail` elements at the end of each input head are handed on behind its outputs.
 #[derive(Clone, Debug)]
 pub struct HeadLinear {
     /// `[rows, heads * (inputs + tail)]`.
     pub x: Value,
-    /// `[heads * step, cols]`.
+    /// `[heads]` of `[outputs, inputs]`.
     pub weight: WeightId,
     /// Heads.
     pub heads: usize,
-    /// Rows of the weight from one head to the next.
-    pub step: usize,
-    /// First row of a head that takes part.
-    pub first: usize,
-    /// Rows of a head that take part.
-    pub count: usize,
-    /// `W^T x`: `count` inputs and `cols` outputs, else `cols` inputs and `count` outputs.
-    pub transposed: bool,
     /// Elements handed on.
     pub tail: usize,
     /// `[rows, heads * (outputs + tail)]`.
     pub y: Value,
 }
 
-/// Rows that share one reading of a head's matrix.
-const ROWS: usize = 16;
+/// Panels in a chunk.
+const PANELS: usize = 4;
 
 impl HeadLinear {
     /// Inputs and outputs of a head.
-    fn dims(&self, cols: usize) -> (usize, usize) {
-        if self.transposed { (self.count, cols) } else { (cols, self.count) }
+    fn dims(&self, frame: &Frame<'_>) -> (usize, usize) {
+        let width = |v: Value| frame.slot(v).width / self.heads - self.tail;
+        (width(self.x), width(self.y))
     }
 
-    /// One head for some rows: `w` is a buffer for a row of the weight.
-    fn head(&self, frame: &Frame<'_>, head: usize, rows: std::ops::Range<usize>, w: &mut [f32]) {
+    /// Outputs `panels` of a part of a head's matrix that starts at output `first`, for all rows.
+    fn chunk(&self, frame: &Frame<'_>, head: usize, part: &Packed, first: usize, panels: Range<usize>) {
+        let (inputs, outputs) = self.dims(frame);
         let y = frame.output(self.y);
-        let weight = frame.weight(self.weight);
-        let (inputs, outputs) = self.dims(w.len());
-        let x = |r: usize| &frame.row(self.x, r)[head * (inputs + self.tail)..][..inputs + self.tail];
-        // SAFETY: this head of these rows belongs to this call alone.
-        let y = |r: usize| unsafe { y.piece(r, head * (outputs + self.tail)..(head + 1) * (outputs + self.tail)) };
-        for r in rows.clone() {
-            let (out, tail) = y(r).split_at_mut(outputs);
-            out.fill(0.0);
-            tail.copy_from_slice(&x(r)[inputs..]);
+        let base = head * (outputs + self.tail) + first;
+        if !part.layout().is_integer() {
+            let acts = Activations::F32 { x: &frame.input(self.x)[head * (inputs + self.tail)..], stride: frame.slot(self.x).width };
+            let epilogue = Epilogue { bias: None, add: false };
+            // SAFETY: the head's outputs lie at `base` of every row, and these panels' belong to this chunk alone.
+            unsafe { frame.simd.matmul(part, panels, &acts, 0..y.rows(), &epilogue, y.as_mut_ptr().add(base), y.stride()) };
+            return;
         }
-        for n in 0..self.count {
-            weight.decode_row(head * self.step + self.first + n, w);
-            for r in rows.clone() {
-                if self.transposed {
-                    axpy(x(r)[n], w, y(r));
-                } else {
-                    y(r)[n] = dot(w, &x(r)[..inputs]);
+        let rows = panels.start * LANES..(panels.end * LANES).min(part.rows());
+        scratch::with(|s| {
+            let w = scratch::sized(&mut s.a, inputs);
+            for n in rows {
+                part.decode_row(n, w).expect("the buffer has the matrix's width");
+                for r in 0..y.rows() {
+                    // SAFETY: as above.
+                    let y = unsafe { y.piece(r, base + n..base + n + 1) };
+                    y[0] = dot(w, &frame.row(self.x, r)[head * (inputs + self.tail)..][..inputs]);
                 }
             }
+        });
+    }
+
+    /// Hands on a head's tail.
+    fn tail(&self, frame: &Frame<'_>, head: usize) {
+        let (inputs, outputs) = self.dims(frame);
+        let y = frame.output(self.y);
+        for r in 0..if self.tail > 0 { y.rows() } else { 0 } {
+            let end = (head + 1) * (outputs + self.tail);
+            // SAFETY: this head's tail belongs to this call alone.
+            let y = unsafe { y.piece(r, end - self.tail..end) };
+            y.copy_from_slice(&frame.row(self.x, r)[head * (inputs + self.tail) + inputs..][..self.tail]);
         }
     }
 }
@@ -76,52 +84,50 @@ impl Op for HeadLinear {
     }
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
-        let (x, (rows, cols)) = (shapes.value(self.x), shapes.weight(self.weight));
-        let (inputs, outputs) = self.dims(cols);
-        let fits = x.width == self.heads * (inputs + self.tail) && rows == self.heads * self.step && self.first + self.count <= self.step;
-        ensure!(fits, Internal, "head_linear: weight [{rows}, {cols}] as {} heads meets {x:?}", self.heads);
+        let (x, (outputs, inputs)) = (shapes.value(self.x), shapes.weight(self.weight));
+        let fits = x.width == self.heads * (inputs + self.tail) && shapes.experts(self.weight) == self.heads && !x.sliced;
+        ensure!(fits, Internal, "head_linear: {} matrices [{outputs}, {inputs}] meet {x:?} of {} heads", shapes.experts(self.weight), self.heads);
         Ok(vec![Shape::f32(x.rows, self.heads * (outputs + self.tail))])
     }
 
     fn scalar(&self, frame: &Frame<'_>) {
         let y = frame.output(self.y);
-        let (inputs, outputs) = (frame.slot(self.x).width / self.heads - self.tail, y.width() / self.heads - self.tail);
-        let cols = if self.transposed { outputs } else { inputs };
-        let mut w = vec![0.0f32; cols];
-        for r in 0..y.rows() {
-            // SAFETY: alone.
-            let y = unsafe { y.row(r) };
-            for head in 0..self.heads {
-                let x = &frame.row(self.x, r)[head * (inputs + self.tail)..][..inputs + self.tail];
-                let y = &mut y[head * (outputs + self.tail)..][..outputs + self.tail];
-                let mut sums = vec![0.0f64; outputs];
-                for n in 0..self.count {
-                    frame.weight(self.weight).decode_row(head * self.step + self.first + n, &mut w);
-                    for (c, w) in w.iter().enumerate() {
-                        let (i, o) = if self.transposed { (n, c) } else { (c, n) };
-                        sums[o] += f64::from(*w) * f64::from(x[i]);
-                    }
+        let (inputs, outputs) = self.dims(frame);
+        let mut w = vec![0.0f32; inputs];
+        for head in 0..self.heads {
+            self.tail(frame, head);
+            for n in 0..outputs {
+                frame.weight(self.weight).decode_row(head * outputs + n, &mut w);
+                for r in 0..y.rows() {
+                    let x = &frame.row(self.x, r)[head * (inputs + self.tail)..][..inputs];
+                    // SAFETY: alone.
+                    let y = unsafe { y.row(r) };
+                    y[head * (outputs + self.tail) + n] = super::lanes::dot64(&w, x) as f32;
                 }
-                for (y, s) in y.iter_mut().zip(sums) {
-                    *y = s as f32;
-                }
-                y[outputs..].copy_from_slice(&x[inputs..]);
             }
         }
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let rows = frame.rows(self.y);
-        let cols = {
-            let width = frame.slot(if self.transposed { self.y } else { self.x }).width;
-            width / self.heads - self.tail
-        };
-        let blocks = rows.div_ceil(ROWS);
-        turn.pieces(self.heads * blocks, 1, |range| {
+        let matrices = frame.weight(self.weight).experts();
+        // All heads are cut alike: chunks of the first serve for all.
+        let chunks: usize = matrices[0].parts.iter().map(|p| p.panels().div_ceil(PANELS)).sum();
+        turn.pieces(self.heads * chunks, 1, |range| {
             for item in range {
-                let (head, block) = (item / blocks, item % blocks);
-                let rows = block * ROWS..((block + 1) * ROWS).min(rows);
-                scratch::with(|s| self.head(frame, head, rows, scratch::sized(&mut s.a, cols)));
+                let (head, mut chunk) = (item / chunks, item % chunks);
+                if chunk == 0 {
+                    self.tail(frame, head);
+                }
+                let mut first = 0;
+                for part in &matrices[head].parts {
+                    let count = part.panels().div_ceil(PANELS);
+                    if chunk < count {
+                        self.chunk(frame, head, part, first, chunk * PANELS..((chunk + 1) * PANELS).min(part.panels()));
+                        break;
+                    }
+                    chunk -= count;
+                    first += part.rows();
+                }
             }
         });
     }

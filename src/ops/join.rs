@@ -1,9 +1,8 @@
 //! Columns of several values side by side.
-#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, row_grain};
+use super::{Frame, Op, Port, Shape, Shapes, Value};
 use crate::error::Result;
-use crate::{ensure, op_common};
+use crate::{ensure, op_by_row, op_common};
 
 /// `y[r] = [parts[0][r], parts[1][r], ...]`.
 #[derive(Clone, Debug)]
@@ -38,21 +37,5 @@ impl Op for Join {
         Ok(vec![Shape::f32(parts[0].rows, parts.iter().map(|p| p.width).sum())])
     }
 
-    fn solo(&self, frame: &Frame<'_>) -> bool {
-        frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
-    }
-
-    fn scalar(&self, frame: &Frame<'_>) {
-        let y = frame.output(self.y);
-        for row in 0..y.rows() {
-            // SAFETY: alone.
-            self.row(frame, row, unsafe { y.row(row) });
-        }
-    }
-
-    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let y = frame.output(self.y);
-        // SAFETY: `each_row` gives a row to one worker.
-        turn.each_row(y.rows(), y.width(), |row| self.row(frame, row, unsafe { y.row(row) }));
-    }
+    op_by_row!(1);
 }

@@ -41,6 +41,7 @@ mod records;
 mod rope;
 mod rope_tail;
 mod scale;
+mod scale_by;
 mod shared_attention;
 mod route;
 mod scratch;
@@ -70,7 +71,7 @@ pub use frame::{
 };
 pub use expand_heads::ExpandHeads;
 pub use head_linear::HeadLinear;
-pub use hyper::{HyperCollapse, HyperExpand, HyperMix};
+pub use hyper::{HyperCollapse, HyperExpand, HyperMix, MOST_STREAMS};
 pub use index::{IndexBlocks, IndexSelect, Indexer};
 pub use join::Join;
 pub use hash_route::HashRoute;
@@ -91,6 +92,7 @@ pub use rope::{Rope, RopeStyle, RopeTable};
 pub use rope_tail::RopeTail;
 pub use route::{Groups, Route, Scoring};
 pub use scale::Scale;
+pub use scale_by::ScaleBy;
 pub use shared_attention::{Pooled, SharedAttention};
 pub use softcap::Softcap;
 pub use tokens::{Lookup, TokenIds};
@@ -255,6 +257,32 @@ macro_rules! op_common {
         }
         fn as_any(&self) -> &dyn std::any::Any {
             self
+        }
+    };
+}
+
+/// `solo`, `scalar` and `run` of an operation whose rows are computed one by one: `fn row(&self, frame, row, y: &mut [f32])` is both the
+/// definition and the body. `$cost` weighs an element's work against a plain multiply-add.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! op_by_row {
+    ($cost:literal) => {
+        fn solo(&self, frame: &$crate::ops::Frame<'_>) -> bool {
+            frame.rows(self.y) <= $crate::ops::row_grain(frame.slot(self.y).width * $cost)
+        }
+        #[allow(unsafe_code)]
+        fn scalar(&self, frame: &$crate::ops::Frame<'_>) {
+            let y = frame.output(self.y);
+            for row in 0..y.rows() {
+                // SAFETY: alone.
+                self.row(frame, row, unsafe { y.row(row) });
+            }
+        }
+        #[allow(unsafe_code)]
+        fn run(&self, frame: &$crate::ops::Frame<'_>, turn: &$crate::ops::Turn<'_>) {
+            let y = frame.output(self.y);
+            // SAFETY: `each_row` gives a row to one worker.
+            turn.each_row(y.rows(), y.width() * $cost, |row| self.row(frame, row, unsafe { y.row(row) }));
         }
     };
 }

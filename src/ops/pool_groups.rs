@@ -2,9 +2,9 @@
 //! (DeepSeek-V4's compressors, GLM-5's pooled index keys). And the rotation of such rows at their group's first position.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Records, Rows, Shape, Shapes, StateId, Turn, Value, WeightId, row_grain};
+use super::{Frame, Op, Port, Records, Rows, Shape, Shapes, StateId, Turn, Value, WeightId};
 use crate::error::Result;
-use crate::{ensure, op_common};
+use crate::{ensure, op_by_row, op_common};
 
 /// At the row that completes a group of `every` positions: `y = sum_i softmax_i(gate_i + bias_i) value_i`, element by element.
 /// Rows that complete none get zeros.
@@ -175,21 +175,5 @@ impl Op for GroupRopeTable {
         Ok(vec![Shape::f32(Rows::All, shapes.weight(self.frequencies).1 * 2)])
     }
 
-    fn solo(&self, frame: &Frame<'_>) -> bool {
-        frame.rows(self.y) <= row_grain(frame.slot(self.y).width * 8)
-    }
-
-    fn scalar(&self, frame: &Frame<'_>) {
-        let y = frame.output(self.y);
-        for row in 0..y.rows() {
-            // SAFETY: alone.
-            self.row(frame, row, unsafe { y.row(row) });
-        }
-    }
-
-    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let y = frame.output(self.y);
-        // SAFETY: `each_row` gives a row to one worker.
-        turn.each_row(y.rows(), y.width() * 8, |row| self.row(frame, row, unsafe { y.row(row) }));
-    }
+    op_by_row!(8);
 }

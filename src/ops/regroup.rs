@@ -1,9 +1,8 @@
 //! Columns put in another order: checkpoints interleave by head what layers read side by side.
-#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, row_grain};
+use super::{Frame, Op, Port, Shape, Shapes, Value};
 use crate::error::Result;
-use crate::{ensure, op_common};
+use crate::{ensure, op_by_row, op_common};
 
 /// Runs of columns at regular distances: `first ..`, `first + stride ..`, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +29,8 @@ pub struct Regroup {
 }
 
 impl Regroup {
-    fn row(&self, x: &[f32], mut y: &mut [f32]) {
+    fn row(&self, frame: &Frame<'_>, row: usize, mut y: &mut [f32]) {
+        let x = frame.row(self.x, row);
         for piece in &self.pieces {
             for run in 0..piece.count {
                 let (to, rest) = y.split_at_mut(piece.width);
@@ -57,21 +57,5 @@ impl Op for Regroup {
         Ok(vec![Shape::f32(x.rows, self.pieces.iter().map(|p| p.width * p.count).sum())])
     }
 
-    fn solo(&self, frame: &Frame<'_>) -> bool {
-        frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
-    }
-
-    fn scalar(&self, frame: &Frame<'_>) {
-        let y = frame.output(self.y);
-        for row in 0..y.rows() {
-            // SAFETY: alone.
-            self.row(frame.row(self.x, row), unsafe { y.row(row) });
-        }
-    }
-
-    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let y = frame.output(self.y);
-        // SAFETY: `each_row` gives a row to one worker.
-        turn.each_row(y.rows(), y.width(), |row| self.row(frame.row(self.x, row), unsafe { y.row(row) }));
-    }
+    op_by_row!(1);
 }

@@ -2,11 +2,10 @@
 //!
 //! The table is computed once for each run and shared by all layers that use the same frequencies. Angles are rounded
 //! to f32 before cosine and sine are taken, as the reference implementations do; at long contexts that is visible.
-#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Rows, Shape, Shapes, Turn, Value, WeightId, row_grain};
+use super::{Frame, Op, Port, Rows, Shape, Shapes, Value, WeightId};
 use crate::error::Result;
-use crate::{ensure, op_common};
+use crate::{ensure, op_by_row, op_common};
 
 /// `y[r] = factor * [cos(p f_0) .. cos(p f_n), sin(p f_0) .. sin(p f_n)]`, `p` the position of row `r`.
 #[derive(Clone, Debug)]
@@ -41,23 +40,7 @@ impl Op for RopeTable {
         Ok(vec![Shape::f32(Rows::All, shapes.weight(self.frequencies).1 * 2)])
     }
 
-    fn solo(&self, frame: &Frame<'_>) -> bool {
-        frame.rows(self.y) <= row_grain(frame.slot(self.y).width * 8)
-    }
-
-    fn scalar(&self, frame: &Frame<'_>) {
-        let y = frame.output(self.y);
-        for row in 0..y.rows() {
-            // SAFETY: alone.
-            self.row(frame, row, unsafe { y.row(row) });
-        }
-    }
-
-    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let y = frame.output(self.y);
-        // SAFETY: `each_row` gives a row to one worker. A sine costs about eight elements of other work.
-        turn.each_row(y.rows(), y.width() * 8, |row| self.row(frame, row, unsafe { y.row(row) }));
-    }
+    op_by_row!(8);
 }
 
 /// Which elements of a head turn together.
@@ -126,21 +109,5 @@ impl Op for Rope {
         Ok(vec![Shape::f32(x.rows, x.width)])
     }
 
-    fn solo(&self, frame: &Frame<'_>) -> bool {
-        frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
-    }
-
-    fn scalar(&self, frame: &Frame<'_>) {
-        let y = frame.output(self.y);
-        for row in 0..y.rows() {
-            // SAFETY: alone.
-            self.row(frame, row, unsafe { y.row(row) });
-        }
-    }
-
-    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let y = frame.output(self.y);
-        // SAFETY: `each_row` gives a row to one worker.
-        turn.each_row(y.rows(), y.width(), |row| self.row(frame, row, unsafe { y.row(row) }));
-    }
+    op_by_row!(1);
 }

@@ -1,9 +1,8 @@
 //! Rotary embedding of the last elements of each head, as latent attention lays heads out: `[unrotated | rotated]`.
-#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, RopeStyle, Shape, Shapes, Turn, Value, row_grain};
+use super::{Frame, Op, Port, RopeStyle, Shape, Shapes, Value};
 use crate::error::Result;
-use crate::{ensure, op_common};
+use crate::{ensure, op_by_row, op_common};
 
 /// Turns the last `rotary_dim` elements of each head; those before pass.
 #[derive(Clone, Debug)]
@@ -60,21 +59,5 @@ impl Op for RopeTail {
         Ok(vec![Shape::f32(x.rows, x.width)])
     }
 
-    fn solo(&self, frame: &Frame<'_>) -> bool {
-        frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
-    }
-
-    fn scalar(&self, frame: &Frame<'_>) {
-        let y = frame.output(self.y);
-        for row in 0..y.rows() {
-            // SAFETY: alone.
-            self.row(frame, row, unsafe { y.row(row) });
-        }
-    }
-
-    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let y = frame.output(self.y);
-        // SAFETY: `each_row` gives a row to one worker.
-        turn.each_row(y.rows(), y.width(), |row| self.row(frame, row, unsafe { y.row(row) }));
-    }
+    op_by_row!(1);
 }

@@ -1,9 +1,8 @@
 //! A constant factor on every element (embedding scales, logit scales, residual multipliers).
-#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, row_grain};
+use super::{Frame, Op, Port, Shape, Shapes, Value};
 use crate::error::Result;
-use crate::op_common;
+use crate::{op_by_row, op_common};
 
 /// `y = factor * x`.
 #[derive(Clone, Debug)]
@@ -17,8 +16,8 @@ pub struct Scale {
 }
 
 impl Scale {
-    fn row(&self, x: &[f32], y: &mut [f32]) {
-        for (y, x) in y.iter_mut().zip(x) {
+    fn row(&self, frame: &Frame<'_>, row: usize, y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(frame.row(self.x, row)) {
             *y = self.factor * x;
         }
     }
@@ -36,21 +35,5 @@ impl Op for Scale {
         Ok(vec![Shape::f32(x.rows, x.width)])
     }
 
-    fn solo(&self, frame: &Frame<'_>) -> bool {
-        frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
-    }
-
-    fn scalar(&self, frame: &Frame<'_>) {
-        let y = frame.output(self.y);
-        for row in 0..y.rows() {
-            // SAFETY: alone.
-            self.row(frame.row(self.x, row), unsafe { y.row(row) });
-        }
-    }
-
-    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let y = frame.output(self.y);
-        // SAFETY: `each_row` gives a row to one worker.
-        turn.each_row(y.rows(), y.width(), |row| self.row(frame.row(self.x, row), unsafe { y.row(row) }));
-    }
+    op_by_row!(1);
 }

@@ -3,9 +3,9 @@
 //! Computed ids travel as the bits of an f32 (see [`bits`]), because tables may have more rows than f32 counts.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Rows, Shape, Shapes, Turn, Value, WeightId, row_grain};
+use super::{Frame, Op, Port, Rows, Shape, Shapes, Turn, Value, WeightId};
 use crate::error::Result;
-use crate::{ensure, op_common};
+use crate::{ensure, op_by_row, op_common};
 
 /// An id as a value carries it.
 pub(super) fn bits(id: u32) -> f32 {
@@ -88,21 +88,5 @@ impl Op for Lookup {
         Ok(vec![Shape::f32(ids.rows, self.count * width)])
     }
 
-    fn solo(&self, frame: &Frame<'_>) -> bool {
-        frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
-    }
-
-    fn scalar(&self, frame: &Frame<'_>) {
-        let y = frame.output(self.y);
-        for row in 0..y.rows() {
-            // SAFETY: alone.
-            self.row(frame, row, unsafe { y.row(row) });
-        }
-    }
-
-    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        let y = frame.output(self.y);
-        // SAFETY: `each_row` gives a row to one worker.
-        turn.each_row(y.rows(), y.width(), |row| self.row(frame, row, unsafe { y.row(row) }));
-    }
+    op_by_row!(1);
 }

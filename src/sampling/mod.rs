@@ -41,6 +41,18 @@ pub struct State {
     rng: Rng,
 }
 
+impl State {
+    /// The state as bits, for saving.
+    pub fn to_bits(self) -> u64 {
+        self.rng.bits()
+    }
+
+    /// A state from its bits; every number is one.
+    pub fn from_bits(bits: u64) -> State {
+        State { rng: Rng::new(bits) }
+    }
+}
+
 impl Sampler {
     /// A sampler that runs `stages` in order and then draws from what is left. No stage at all means greedy.
     pub fn new(stages: &[Stage], seed: u64) -> Result<Sampler> {

@@ -13,6 +13,11 @@ impl Rng {
         Rng(seed)
     }
 
+    /// The state: `new` of it is this generator again.
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
     /// The next 64 random bits.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

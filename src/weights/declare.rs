@@ -260,7 +260,14 @@ impl Declarations {
 
     /// Numbers that follow from the config.
     pub fn constant(&mut self, name: &str, values: Vec<f32>) -> WeightId {
-        self.push(WeightSpec { name: name.into(), role: Role::Vector { add: 0.0 }, rows: 1, cols: values.len(), active: 0, source: Source::Constant(values) })
+        self.push(WeightSpec {
+            name: name.into(),
+            role: Role::Vector { add: 0.0 },
+            rows: 1,
+            cols: values.len(),
+            active: 0,
+            source: Source::Constant(values),
+        })
     }
 
     /// A layer's key/value pages.

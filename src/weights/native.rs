@@ -85,7 +85,11 @@ pub(super) fn config(params: &Value) -> Result<Value> {
         _ => bail!(Unsupported, "{PARAMS}: experts without latent attention, or the other way round, are not read in Mistral's own layout"),
     }
     config["rope_parameters"] = rope;
-    if let Some(q) = params.get("quantization").or_else(|| params.get("quantization_config")).filter(|q| q.get("quant_method").is_some() || q.get("config_groups").is_some()) {
+    if let Some(q) = params
+        .get("quantization")
+        .or_else(|| params.get("quantization_config"))
+        .filter(|q| q.get("quant_method").is_some() || q.get("config_groups").is_some())
+    {
         config["quantization_config"] = q.clone();
     }
     Ok(config)
@@ -127,11 +131,13 @@ fn mistral4(moe: &Value, config: &mut Value, number: &dyn Fn(&str) -> Result<Val
 
 /// The longest sequence: said outright, or what the rotary scaling reaches.
 fn longest(params: &Value) -> Value {
-    ["max_position_embeddings", "max_seq_len"].iter().find_map(|key| params.get(key).filter(|v| v.is_number())).cloned().unwrap_or_else(|| {
-        let yarn = |key: &str| params.get("yarn").and_then(|y| y.get(key)).and_then(Value::as_f64);
-        let reached = yarn("factor").zip(yarn("original_max_position_embeddings")).map(|(f, n)| (f * n) as u64);
-        json!(reached.unwrap_or(32_768))
-    })
+    ["max_position_embeddings", "max_seq_len"].iter().find_map(|key| params.get(key).filter(|v| v.is_number())).cloned().unwrap_or_else(
+        || {
+            let yarn = |key: &str| params.get("yarn").and_then(|y| y.get(key)).and_then(Value::as_f64);
+            let reached = yarn("factor").zip(yarn("original_max_position_embeddings")).map(|(f, n)| (f * n) as u64);
+            json!(reached.unwrap_or(32_768))
+        },
+    )
 }
 
 /// Rotary settings; yarn is normalised with both mscales at 1, so that the cosines keep their size.
@@ -161,7 +167,10 @@ fn rope(params: &Value) -> Result<Value> {
         rope["llama_4_scaling_beta"] = scaling.get("beta").cloned().unwrap_or(Value::Null);
         let own = scaling.get("original_max_position_embeddings").and_then(Value::as_u64);
         if own.is_some() && own != original {
-            bail!(Unsupported, "{PARAMS}: llama_4_scaling counts from {own:?}, yarn from {original:?}; this build takes one length for both");
+            bail!(
+                Unsupported,
+                "{PARAMS}: llama_4_scaling counts from {own:?}, yarn from {original:?}; this build takes one length for both"
+            );
         }
     }
     Ok(rope)
@@ -180,7 +189,8 @@ pub(super) fn translate(tensors: &mut [Located], config: &Value) -> Result<()> {
         if let Some(heads) = heads.filter(|_| name.ends_with(".weight") || name.ends_with(".weight_packed")) {
             let (heads, rows) = (heads as usize, tensor.shape.first().copied().unwrap_or(0));
             if heads == 0 || rows == 0 || !rows.is_multiple_of(2 * heads) {
-                return Err(Error::new(Kind::Mismatch, format!("{}: {rows} rows are not {heads} heads of even size", tensor.name)).named(&tensor.name));
+                return Err(Error::new(Kind::Mismatch, format!("{}: {rows} rows are not {heads} heads of even size", tensor.name))
+                    .named(&tensor.name));
             }
             tensor.row_map = RowMap::Interleaved { head_dim: rows / heads };
         }

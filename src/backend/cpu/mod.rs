@@ -10,7 +10,6 @@ mod barrier;
 pub mod flush;
 pub mod pack;
 pub mod pause;
-pub mod pause;
 pub mod pool;
 pub mod simd;
 

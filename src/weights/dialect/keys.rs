@@ -13,7 +13,12 @@ pub(super) type Config = Map<String, Value>;
 pub(super) struct Keys<'a> {
     parts: &'a [Gguf],
     prefix: String,
+    /// Whether layers may differ, so that keys with a list for all layers give the first one's number.
+    mixed: bool,
 }
+
+/// Architectures whose layers differ in size; their dialects read the lists.
+const MIXED: &[&str] = &["gemma4"];
 
 /// Special tokens: key in the file, key in the config.
 const SPECIAL: [(&str, &str); 4] = [
@@ -25,7 +30,7 @@ const SPECIAL: [(&str, &str); 4] = [
 
 impl<'a> Keys<'a> {
     pub(super) fn new(parts: &'a [Gguf], architecture: &str) -> Self {
-        Keys { parts, prefix: format!("{architecture}.") }
+        Keys { parts, prefix: format!("{architecture}."), mixed: MIXED.contains(&architecture) }
     }
 
     pub(super) fn gguf(&self) -> &'a Gguf {
@@ -65,11 +70,26 @@ impl<'a> Keys<'a> {
         if self.gguf().value(&name).is_some_and(|v| v.element_type().is_some()) {
             let values = self.gguf().i64_array(&name)?.unwrap_or_default();
             return match values.as_slice() {
-                [first, rest @ ..] if *first >= 0 && rest.iter().all(|x| x == first) => Ok(Some(*first as u64)),
+                [first, rest @ ..] if *first >= 0 && (self.mixed || rest.iter().all(|x| x == first)) => Ok(Some(*first as u64)),
                 _ => Err(self.unsupported(&name, format!("{name} differs between layers"))),
             };
         }
         self.u64(key)
+    }
+
+    /// A count for each of `layers` layers, which files give once or for each.
+    pub(super) fn by_layer(&self, key: &str, layers: usize) -> Result<Vec<u64>> {
+        let name = self.key(key);
+        if self.gguf().value(&name).is_some_and(|v| v.element_type().is_some()) {
+            let values = self.gguf().i64_array(&name)?.unwrap_or_default();
+            let counts: Vec<u64> = values.iter().filter_map(|n| u64::try_from(*n).ok()).collect();
+            if counts.len() == layers && values.len() == layers {
+                return Ok(counts);
+            }
+            let text = format!("{}: {name} lists {} counts for {layers} layers", self.gguf().source().label(), counts.len());
+            return Err(Error::new(Kind::CorruptFile, text).named(name));
+        }
+        vec_filled(layers, self.need_u64(key)?, key)
     }
 
     pub(super) fn unsupported(&self, name: &str, text: String) -> Error {
@@ -161,10 +181,22 @@ impl<'a> Keys<'a> {
         Ok(Value::Object(config))
     }
 
-    /// `rope_scaling`: null, linear, yarn, or factors listed one by one (llama 3's, already computed by the converter).
+    /// `rope_scaling`: null, linear, yarn, or factors listed one by one (llama 3's, already computed by the converter, or
+    /// LongRoPE's for short and for long sequences).
     fn rope_scaling(&self) -> Result<Value> {
         if let Some(factors) = self.small_vector("rope_freqs.weight")? {
             return Ok(frequency_factors(factors));
+        }
+        if let (Some(short), Some(long)) = (self.small_vector("rope_factors_short.weight")?, self.small_vector("rope_factors_long.weight")?) {
+            let mut scaling = json!({"rope_type": "longrope", "short_factor": short, "long_factor": long});
+            if let Some(length) = self.u64("rope.scaling.original_context_length")? {
+                scaling["original_max_position_embeddings"] = json!(length);
+            }
+            // What converters write is already the factor on sines and cosines.
+            if let Some(x) = self.f64("rope.scaling.attn_factor")? {
+                scaling["attention_factor"] = json!(x);
+            }
+            return Ok(scaling);
         }
         let key = self.key("rope.scaling.type");
         let kind = self.gguf().str(&key)?.unwrap_or("none");

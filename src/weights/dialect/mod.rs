@@ -3,13 +3,16 @@
 //! A dialect is data: the config it derives from metadata, and for each tensor its other name and what converters did
 //! to the values. Everything it leaves unnamed stays reachable under the file's own name.
 
+mod deepseek2;
 mod deepseek41;
 mod gemma3;
+mod gemma4;
 mod glm4_moe;
 mod gpt_oss;
 mod keys;
 mod llama;
 mod minimax_m2;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
@@ -43,10 +46,13 @@ static DIALECTS: &[&Dialect] = &[
     &qwen3_vl::DENSE,
     &qwen3_vl::MOE,
     &gemma3::DIALECT,
+    &gemma4::DIALECT,
     &gpt_oss::DIALECT,
     &glm4_moe::DIALECT,
     &minimax_m2::DIALECT,
     &deepseek41::DIALECT,
+    &deepseek2::DIALECT,
+    &phi3::DIALECT,
 ];
 
 /// A tensor's two names, and what the file does to its values.
@@ -67,7 +73,7 @@ enum Stored {
     OnePlus,
     /// Experts stacked in front; `{}` in the name takes the number of the expert.
     Experts,
-    /// Not at all, and the other name is whole: nothing follows it.
+    /// Not at all, and the other name is whole: nothing follows it. The name here may be whole too (`ffn_gate_inp.scale`).
     Bare,
     /// As matrices `[groups, rows, columns]` that are one of `groups * rows` rows here.
     Stacked,
@@ -187,12 +193,14 @@ fn hf_name(dialect: &Dialect, name: &str) -> Option<(&'static Rename, String)> {
     if let Some(rename) = dialect.top.iter().find(|r| r.gguf == stem) {
         return Some((rename, format!("{}.{leaf}", rename.hf)));
     }
-    let (number, stem) = stem.strip_prefix("blk.")?.split_once('.')?;
+    let (number, whole) = name.strip_prefix("blk.")?.split_once('.')?;
+    let (stem, leaf) = whole.rsplit_once('.')?;
     // Only the plain spelling of a number, so that no two names meet in one.
     if number.parse::<u32>().ok()?.to_string() != number {
         return None;
     }
-    let rename = dialect.layer.iter().find(|r| r.gguf == stem)?;
+    let find = |name: &str| dialect.layer.iter().find(|r| r.gguf == name);
+    let rename = find(whole).or_else(|| find(stem))?;
     let module = match rename.hf.strip_prefix('/') {
         Some(module) => format!("layers.{number}.{module}"),
         None => format!("model.layers.{number}.{}", rename.hf),

@@ -82,7 +82,8 @@ impl Grid {
         let grid = if self.count > 1 { matrix } else { 0 };
         let bytes = self.dtype.bytes(self.cols).unwrap_or(0);
         let at = (grid * self.rows + row / self.row_block) * bytes;
-        quant::decode(self.dtype, &self.piece.bytes()[at..at + bytes], out).expect("new() took only types that are decoded, and `cols` numbers");
+        quant::decode(self.dtype, &self.piece.bytes()[at..at + bytes], out)
+            .expect("new() took only types that are decoded, and `cols` numbers");
     }
 }
 

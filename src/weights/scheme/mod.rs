@@ -122,7 +122,9 @@ impl Lookup<'_> {
 
     /// Refuses codes whose scales are nowhere, unless the config says the module is not quantised.
     fn plain(&self, piece: Piece) -> Result<Body> {
-        if is_codes(piece.dtype) && piece.shape.len() > 1 && self.name.ends_with("weight") && !self.settings.ignores(self.module()) {
+        // Tables of small integers exist under other names; matrices of 8-bit floats always have a scale.
+        let float = matches!(piece.dtype, DType::F8E4M3 | DType::F8E5M2);
+        if is_codes(piece.dtype) && piece.shape.len() > 1 && (float || self.name.ends_with("weight")) && !self.settings.ignores(self.module()) {
             let text = format!(
                 "{}: {} {:?} holds codes, but no scale is beside it; looked for {}_scale_inv, {}_scale and {}.scale",
                 piece.name,

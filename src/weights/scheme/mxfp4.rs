@@ -41,5 +41,14 @@ fn body(codes: Piece, scale: Piece) -> Result<Body> {
     }
     let of = super::pairs_of(&codes)?;
     let scale = Grid::new(scale, of, Blocks::Runs(Some(RUN)))?;
-    Ok(Body::Scaled(Box::new(Scaled { of, row_bytes: of[2] / 2, codes, element: Element::E2M1, scale, zero: None, gain: None, order: None })))
+    Ok(Body::Scaled(Box::new(Scaled {
+        of,
+        row_bytes: of[2] / 2,
+        codes,
+        element: Element::E2M1,
+        scale,
+        zero: None,
+        gain: None,
+        order: None,
+    })))
 }

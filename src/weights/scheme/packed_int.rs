@@ -19,7 +19,10 @@ pub(super) fn find(at: &Lookup<'_>) -> Result<Option<Body>> {
         None => None,
         Some(shape) => match shape.values()?[..] {
             [r, c] if r as usize == count * rows && c >= 1.0 && c as usize <= words.saturating_mul(32) => Some(c as usize),
-            ref found => return Err(Error::new(Kind::Mismatch, format!("{}: says {found:?}, {} has {:?}", shape.name, codes.name, codes.shape)).named(&shape.name)),
+            ref found => {
+                return Err(Error::new(Kind::Mismatch, format!("{}: says {found:?}, {} has {:?}", shape.name, codes.name, codes.shape))
+                    .named(&shape.name));
+            }
         },
     };
     let fits = |bits: usize| cols.is_none_or(|cols| cols.div_ceil(32 / bits) == words);
@@ -31,31 +34,30 @@ pub(super) fn find(at: &Lookup<'_>) -> Result<Option<Body>> {
     let per = 32 / bits;
     let of = [count, rows, cols.unwrap_or(words * per)];
     let scale = at.need_stem("weight_scale", &codes)?;
-    let order = match at.stem("weight_g_idx") {
-        None => None,
-        Some(index) => order(&index, of[2], &scale)?,
-    };
+    let index = at.stem("weight_g_idx").map(|index| index.values().map(|v| (index, v))).transpose()?;
+    // Files that sort no columns may carry an index that was never set.
+    let index = index.filter(|(_, values)| values.is_empty() || values.iter().any(|v| *v != -1.0));
     // Sorted columns leave no runs, so there the run's length says nothing.
-    let scale = Grid::new(scale, of, Blocks::Runs(group.and_then(|g| g.group_size).filter(|_| order.is_none())))?;
+    let scale = Grid::new(scale, of, Blocks::Runs(group.and_then(|g| g.group_size).filter(|_| index.is_none())))?;
+    let order = index.map(|(piece, values)| order(&piece, values, of[2], scale.cols)).transpose()?;
     let zero = match at.stem("weight_zero_point") {
         None => None,
-        Some(piece) if piece.dtype == DType::I32 && piece.elements() == (count * rows).div_ceil(per) * scale.cols => Some(Zero::Words { piece, bits, cols: scale.cols }),
-        Some(piece) if piece.dtype == DType::I8 && piece.elements() == count * rows * scale.cols => Some(Zero::Bytes { piece, cols: scale.cols }),
+        Some(piece) if piece.dtype == DType::I32 && piece.elements() == (count * rows).div_ceil(per) * scale.cols => {
+            Some(Zero::Words { piece, bits, cols: scale.cols })
+        }
+        Some(piece) if piece.dtype == DType::I8 && piece.elements() == count * rows * scale.cols => {
+            Some(Zero::Bytes { piece, cols: scale.cols })
+        }
         Some(piece) => return Err(piece.misfit(&format!("[{}, {}]", rows.div_ceil(per), scale.cols))),
     };
     let element = Element::Words { bits };
     Ok(Some(Body::Scaled(Box::new(Scaled { of, row_bytes: element.row_bytes(of[2]), codes, element, scale, zero, gain: None, order }))))
 }
 
-/// The run of each column; `None` where the file leaves them unset (-1).
-fn order(index: &super::Piece, cols: usize, scale: &super::Piece) -> Result<Option<Vec<u32>>> {
-    let runs = scale.shape.last().copied().unwrap_or(1);
-    let values = index.values()?;
-    if values.len() == cols && values.iter().all(|v| *v == -1.0) {
-        return Ok(None);
-    }
+/// The run of each column.
+fn order(index: &super::Piece, values: Vec<f32>, cols: usize, runs: usize) -> Result<Vec<u32>> {
     if values.len() != cols || values.iter().any(|v| *v < 0.0 || *v >= runs as f32) {
         return Err(index.misfit(&format!("[{cols}] numbers below {runs}")));
     }
-    Ok(Some(values.into_iter().map(|v| v as u32).collect()))
+    Ok(values.into_iter().map(|v| v as u32).collect())
 }

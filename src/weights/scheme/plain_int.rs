@@ -15,7 +15,9 @@ pub(super) fn find(at: &Lookup<'_>) -> Result<Option<Body>> {
     let scale = Grid::new(scale, of, Blocks::Runs(at.settings.group(at.module()).and_then(|g| g.group_size)))?;
     let zero = match at.suffixed("_zero_point") {
         None => None,
-        Some(piece) if piece.dtype == DType::I8 && piece.elements() == of[0] * of[1] * scale.cols => Some(Zero::Bytes { piece, cols: scale.cols }),
+        Some(piece) if piece.dtype == DType::I8 && piece.elements() == of[0] * of[1] * scale.cols => {
+            Some(Zero::Bytes { piece, cols: scale.cols })
+        }
         Some(piece) => return Err(piece.misfit(&format!("I8 [{}, {}]", of[1], scale.cols))),
     };
     Ok(Some(Body::Scaled(Box::new(Scaled { of, row_bytes: of[2], codes, element: Element::Bytes, scale, zero, gain: None, order: None }))))

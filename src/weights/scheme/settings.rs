@@ -63,7 +63,9 @@ impl Settings {
         if let Some(q) = hf_quant.and_then(|v| v.get("quantization")).filter(|q| !q.is_null()) {
             settings.modelopt(q, "hf_quant_config.json")?;
         }
-        let inside = |config: &Value| ["quantization_config", "compression_config"].iter().find_map(|k| config.get(k).filter(|v| !v.is_null()).cloned());
+        let inside = |config: &Value| {
+            ["quantization_config", "compression_config"].iter().find_map(|k| config.get(k).filter(|v| !v.is_null()).cloned())
+        };
         let nested = || ["text_config", "llm_config"].iter().find_map(|k| config.get(k).and_then(inside));
         if let Some(q) = inside(config).or_else(nested) {
             settings.quantization_config(&q)?;
@@ -97,7 +99,11 @@ impl Settings {
             None if q.get("config_groups").is_some() => "compressed-tensors",
             found => {
                 let found = found.map_or("nothing".into(), Value::to_string);
-                return Err(Error::new(Kind::Unsupported, format!("{AT}.quant_method: found {found}, expected one of {}", METHODS.join(", "))).named("quant_method"));
+                return Err(Error::new(
+                    Kind::Unsupported,
+                    format!("{AT}.quant_method: found {found}, expected one of {}", METHODS.join(", ")),
+                )
+                .named("quant_method"));
             }
         };
         if !METHODS.contains(&method) {
