@@ -68,7 +68,7 @@ pub extern "C" fn metrale_step(
         let objects = Small::collect(count, "batch", |i| handle::get(handles[i]).map_err(|e| at(e, i)))?;
         let mut states = Small::collect(count, "batch", |i| objects[i].exclusive().map_err(|e| at(twice(e, &objects, i), i)))?;
         let mut parts = states.iter_mut().map(|state| {
-            let SequenceState { sequence, chooser } = &mut **state;
+            let SequenceState { sequence, chooser, .. } = &mut **state;
             (Some(sequence), Some(chooser))
         });
         let mut parts = Small::collect(count, "batch", |_| parts.next().ok_or_else(short))?;

@@ -50,12 +50,16 @@ pub enum StepState {
 pub(super) struct Stepper {
     runner: Runner,
     slice: Option<Slice>,
+    /// Where the next slice begins to look for work, so that everybody's turn comes however short the budgets.
+    turn: usize,
+    /// The last slice had no room for prompts that wait.
+    owed: bool,
 }
 
 impl Stepper {
     /// Nothing under way.
     pub(super) fn new(runner: Runner) -> Stepper {
-        Stepper { runner, slice: None }
+        Stepper { runner, slice: None, turn: 0, owed: false }
     }
 }
 
@@ -185,7 +189,15 @@ impl Call<'_, '_> {
             return Err(e);
         }
         self.stepper.runner.begin();
+        self.stepper.turn = self.stepper.turn.wrapping_add(slice.parts.len());
+        self.stepper.owed = (0..self.sequences.len()).any(|i| self.wants(i) && self.sequences[i].queued() > 0) && slice.parts.iter().all(|p| p.produced);
         Ok((!slice.parts.is_empty()).then_some(slice))
+    }
+
+    /// All sequences, in the order of this slice.
+    fn order(&self) -> impl Iterator<Item = usize> + use<> {
+        let (turn, count) = (self.stepper.turn, self.sequences.len());
+        (0..count).map(move |i| (turn % count + i) % count)
     }
 
     fn wants(&self, index: usize) -> bool {
@@ -193,7 +205,7 @@ impl Call<'_, '_> {
     }
 
     fn add_produced(&mut self, slice: &mut Slice) -> Result<()> {
-        for index in 0..self.sequences.len() {
+        for index in self.order() {
             let sequence = &mut self.sequences[index];
             if !matches!(self.out[index].state, StepState::Unfinished) || sequence.queued() > 0 || slice.parts.len() == Shape::MOST_SEQUENCES {
                 continue;
@@ -214,9 +226,11 @@ impl Call<'_, '_> {
             Some(deadline) => self.engine.cost().rows(self.engine, deadline.saturating_duration_since(Instant::now())),
             None => MOST_ROWS,
         };
-        // Produced tokens do not wait for a prompt's slice that does not fit; a slice that is alone is at least worth its pass.
-        let mut rows = if taken > 0 { fit.min(MOST_ROWS).saturating_sub(taken) } else { fit.clamp(FEWEST_ROWS, MOST_ROWS) };
-        for index in 0..self.sequences.len() {
+        // Produced tokens do not wait for a prompt's slice that does not fit, unless it had to wait before; a slice that is
+        // alone is at least worth its pass.
+        let fewest = if taken > 0 && !self.stepper.owed { 0 } else { FEWEST_ROWS };
+        let mut rows = fit.min(MOST_ROWS).saturating_sub(taken).clamp(fewest, MOST_ROWS - taken);
+        for index in self.order() {
             let sequence = &self.sequences[index];
             let count = sequence.queued().min(rows);
             if !self.wants(index) || count == 0 || slice.parts.len() == Shape::MOST_SEQUENCES {
