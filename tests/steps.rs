@@ -31,8 +31,8 @@ fn models() -> Vec<(&'static str, Value)> {
     let moe = json!({"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": true, "decoder_sparse_step": 1});
     let conv = json!({"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_auto_adjust_ff_dim": false});
     let delta = json!({"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1, "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16, "linear_value_head_dim": 24});
-    let mamba = json!({"hybrid_override_pattern": "M*", "mamba_num_heads": 4, "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 16});
+        "linear_key_head_dim": 16, "linear_value_head_dim": 32});
+    let mamba = json!({"hybrid_override_pattern": "M*", "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16});
     vec![
         ("llama", base("llama", json!({}))),
         ("qwen3_moe", base("qwen3_moe", moe)),
@@ -51,7 +51,7 @@ fn load(name: &str, config: &Value, threads: usize) -> Arc<Engine> {
 }
 
 fn empty(engine: &Arc<Engine>) -> Sequence {
-    Sequence::new(engine, &SequenceOptions { context: 600 }).unwrap()
+    Sequence::new(engine, &SequenceOptions { context: 1000 }).unwrap()
 }
 
 fn chooser(seed: u64) -> Chooser {
