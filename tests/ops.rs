@@ -141,6 +141,8 @@ fn compare(name: &str, declare: impl Fn(&mut Declarations) -> Vec<u32>, layout: 
                     batch.positions.push(p as u32);
                 }
                 batch.segments.push(Segment { rows: start..start + count, position: lengths[s] });
+                // Everything that was written so far is the source of operations that look at one.
+                batch.sources.push(lengths[s] + count);
                 for pages in &mut caches[side][s] {
                     pages.reserve(lengths[s], lengths[s] + count).unwrap();
                     batch.kv.push(KvPages::new(pages.pointers()));
@@ -214,7 +216,7 @@ fn elementwise() {
     });
     let limit = 2.0;
     let bounded = [Activation::ClampedSilu { limit }, Activation::SiluThenClamp { limit }, Activation::SwigluOai { alpha: 1.702, limit }];
-    let plain = [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Relu2, Activation::Sigmoid, Activation::Softplus];
+    let plain = [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Relu, Activation::Relu2, Activation::Sigmoid, Activation::Softplus];
     for act in plain.into_iter().chain(bounded) {
         compare(&format!("act_mul {act:?}"), none, Layout::F32, 1e-6, |b, _| {
             let h = b.given_size(2 * 1100, 6.0);
@@ -383,7 +385,7 @@ fn convolutions() {
 /// A forget gate between 0 and 1 from random numbers.
 fn decay(b: &mut Bench<'_, '_>, width: usize, floor: Option<f32>, w: &[u32]) -> Value {
     let x = b.given_size(width, 3.0);
-    b.t.op(ops::Decay { x, a_log: WeightId(w[0]), bias: WeightId(w[1]), floor, y: Value::NONE })
+    b.t.op(ops::Decay { x, a_log: WeightId(w[0]), negated: false, bias: WeightId(w[1]), floor, y: Value::NONE })
 }
 
 #[test]
@@ -421,7 +423,7 @@ fn delta_rules() {
             let decay = decay(b, heads * gates, None, w);
             let gate = b.given_size(heads, 4.0);
             let beta = b.t.op(ActMul { act: Activation::Sigmoid, gate, up: Value::NONE, y: Value::NONE });
-            b.t.op(ops::DeltaRule { q, k, v, decay, beta, key_heads, heads, slot: SlotId(0), y: Value::NONE })
+            b.t.op(ops::DeltaRule { q, k, v, decay, beta, key_heads, heads, tiled: key_heads == 2, slot: SlotId(0), y: Value::NONE })
         });
     }
 }
@@ -696,4 +698,76 @@ fn both_forms_of_latent_attention_agree() {
         let apart = rows[0].iter().zip(&rows[1]).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
         assert!(most > 0.1 && apart < 1e-5 * most, "{apart} of {most}");
     }
+}
+
+#[test]
+fn attention_over_a_source() {
+    for dtype in [KvType::F32, KvType::F16] {
+        let spec = KvSpec { heads: 3, key_dim: 24, value_dim: 24, dtype };
+        let declare = move |d: &mut Declarations| {
+            d.source_kv(spec);
+            Vec::new()
+        };
+        compare(&format!("source_attention {dtype:?}"), declare, Layout::F32, 1e-5, |b, _| {
+            let (q, k, v) = (b.given(72), b.given(72), b.given(72));
+            b.t.record(CacheWrite { k, v, state: StateId(0), spec });
+            b.t.op(SourceAttention { q, state: StateId(0), spec, scale: 1.5, y: Value::NONE })
+        });
+    }
+    let declare = |d: &mut Declarations| vec![d.constant("f", vec![1.0, 0.3, 0.1, 0.01]).0];
+    compare("sinusoid", declare, Layout::F32, 1e-6, |b, w| {
+        let x = b.given(9);
+        b.t.op(Sinusoid { x, frequencies: WeightId(w[0]), offset: 2, y: Value::NONE })
+    });
+}
+
+/// An indexer over means of blocks, and attention over the positions it names.
+#[test]
+fn attention_over_selected_positions() {
+    for (heads, kv_heads, dtype) in [(4, 2, KvType::F32), (18, 1, KvType::F32), (2, 2, KvType::F16)] {
+        let (dim, every, top_k) = (20, 4, 3);
+        let sizes = [(2 * kv_heads * dim, 1, dtype), (16, 1, KvType::F32), (16, every, KvType::F32)];
+        let place = |i: usize| Records { state: StateId(i as u32), width: sizes[i].0, every: sizes[i].1, dtype: sizes[i].2 };
+        let declare = move |d: &mut Declarations| {
+            for (width, every, dtype) in sizes {
+                records(d, width, every, dtype);
+            }
+            Vec::new()
+        };
+        compare(&format!("selected_attention {heads}/{kv_heads} {dtype:?}"), declare, Layout::F32, 1e-5, |b, _| {
+            let (q, kv, index_q, key) = (b.given(heads * dim), b.given(2 * kv_heads * dim), b.given(5 * 16), b.given(16));
+            b.t.record(RecordWrite { x: kv, records: place(0) });
+            b.t.record(RecordWrite { x: key, records: place(1) });
+            let block = b.t.op(MeanGroups { source: place(1), every, y: Value::NONE });
+            b.t.record(RecordWrite { x: block, records: place(2) });
+            let indexer = Indexer { q: index_q, weights: Value::NONE, keys: place(2) };
+            let selection = b.t.op(IndexSelect { indexer, top_k, blocks: Value::NONE, block: 0, positions: true, y: Value::NONE });
+            b.t.op(SelectedAttention { q, heads, kv_heads, key_dim: dim, value_dim: dim, records: place(0), selection, scale: 1.5, y: Value::NONE })
+        });
+    }
+}
+
+#[test]
+fn gated_streams() {
+    compare("stream_gate", none, Layout::F32, 2e-6, |b, _| {
+        let (key, query, value) = (b.given_size(4 * 40, 3.0), b.given(4 * 40), b.given(40));
+        b.t.op(StreamGate { key, query, value, y: Value::NONE })
+    });
+    compare("hyper_inject", none, Layout::F32, 1e-6, |b, _| {
+        let (out, x, weight) = (b.given(40), b.given(3 * 40), b.given_size(3, 4.0));
+        b.t.op(HyperInject { out, x, weight, y: Value::NONE })
+    });
+    let tables = vec![HashTable { rows: 7, offset: 0, tokens: 2 }, HashTable { rows: 25, offset: 7, tokens: 3 }];
+    let declare = |d: &mut Declarations| {
+        records(d, 1, 1, KvType::F32);
+        vec![d.matrix("table", 32, 16).0]
+    };
+    compare("ngram_hash", declare, Layout::F32, 1e-6, |b, w| {
+        let history = Records { state: StateId(0), width: 1, every: 1, dtype: KvType::F32 };
+        let x = b.t.op(TokenIds { y: Value::NONE });
+        b.t.record(RecordWrite { x, records: history });
+        let multipliers = vec![(1 << 57) + 12345, (1 << 56) + 6789, 77];
+        let ids = b.t.op(NgramHash { history, end: 3, multipliers, tables: tables.clone(), y: Value::NONE });
+        b.t.op(Lookup { ids, column: 0, count: 2, table: WeightId(w[0]), y: Value::NONE })
+    });
 }

@@ -49,7 +49,7 @@ pub(super) fn recompute(engine: &Engine, sequence: &mut Sequence, len: usize) ->
     sequence.reserve_between(position, len)?;
     sequence.state.begin()?;
     let token = [sequence.tokens[position]];
-    let work = Work { tokens: &token, position, pages: sequence.kv(), state: sequence.state.pointers(false) };
+    let work = Work { tokens: &token, position, source: sequence.source(), pages: sequence.kv(), state: sequence.state.pointers(false) };
     let mut runner = engine.runner();
     runner.begin();
     while runner.run(std::slice::from_ref(&work), engine, Control::none())? == Outcome::Suspended {}
@@ -60,6 +60,15 @@ pub(super) fn recompute(engine: &Engine, sequence: &mut Sequence, len: usize) ->
 
 /// Runs one batch to its end, unless it is cancelled; the runner holds its logits.
 fn finish<'a>(engine: &'a Engine, work: &[Work<'_>], cancelled: &dyn Fn() -> bool) -> Result<MutexGuard<'a, Runner>> {
+    until_done(engine, cancelled, |runner, control| runner.run(work, engine, control))
+}
+
+/// Calls `run` until what it runs is done, unless that is cancelled.
+pub(super) fn until_done<'a>(
+    engine: &'a Engine,
+    cancelled: &dyn Fn() -> bool,
+    mut run: impl FnMut(&mut Runner, Control<'_>) -> Result<Outcome>,
+) -> Result<MutexGuard<'a, Runner>> {
     let rings = engine.alarm().rings();
     let Some(mut runner) = engine.runner_unless(cancelled) else { bail!(Cancelled, "the call was cancelled") };
     runner.begin();
@@ -67,7 +76,7 @@ fn finish<'a>(engine: &'a Engine, work: &[Work<'_>], cancelled: &dyn Fn() -> boo
         // Read before the look: a cancel after it is a ring that the run notices.
         let seen = rings.load(Ordering::SeqCst);
         ensure!(!cancelled(), Cancelled, "the call was cancelled");
-        if runner.run(work, engine, Control::new(rings, seen, None))? == Outcome::Done {
+        if run(&mut runner, Control::new(rings, seen, None))? == Outcome::Done {
             return Ok(runner);
         }
     }
@@ -85,12 +94,22 @@ pub(super) fn check(engine: &Engine, sequence: &Sequence, tokens: &[i32], waitin
         );
         return Err(Error::new(Kind::ContextFull, text).sizes(tokens.len() as u64, room as u64));
     }
-    let vocab = engine.info().vocab;
-    if let Some(index) = tokens.iter().position(|&t| t < 0 || t as usize >= vocab) {
-        let text = format!("token {} at index {index} is outside the vocabulary of {vocab}", tokens[index]);
-        return Err(Error::new(Kind::InvalidToken, text).at(index as u64));
+    if engine.has_encoder() && sequence.source() == 0 && !tokens.is_empty() {
+        bail!(InvalidState, "the model translates a source, and the sequence has read none yet; encode one first");
     }
-    Ok(())
+    engine.check_tokens(tokens)
+}
+
+impl Engine {
+    /// Checks that tokens are in the vocabulary.
+    pub(super) fn check_tokens(&self, tokens: &[i32]) -> Result<()> {
+        let vocab = self.info().vocab;
+        if let Some(index) = tokens.iter().position(|&t| t < 0 || t as usize >= vocab) {
+            let text = format!("token {} at index {index} is outside the vocabulary of {vocab}", tokens[index]);
+            return Err(Error::new(Kind::InvalidToken, text).at(index as u64));
+        }
+        Ok(())
+    }
 }
 
 /// Runs everything; sequences grow as slices succeed.
@@ -121,7 +140,8 @@ fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])], cancelled: &dyn F
                     let (sequence, tokens) = &mut group[index];
                     let tokens: &[i32] = tokens;
                     let state = sequence.state.pointers(done[index] > 0);
-                    Work { tokens: &tokens[done[index]..done[index] + count], position: sequence.len(), pages: sequence.kv(), state }
+                    let (position, source) = (sequence.len(), sequence.source());
+                    Work { tokens: &tokens[done[index]..done[index] + count], position, source, pages: sequence.kv(), state }
                 })
                 .collect();
             let mut runner = finish(engine, &work, cancelled)?;

@@ -5,6 +5,7 @@ use super::cost::Cost;
 use super::info::Info;
 use super::pack::{self, Supply};
 use super::plan::Plan;
+use super::preflight;
 use super::prepare::Prepared;
 use super::runner::{Runner, Shape};
 use super::scheduler::Stepper;
@@ -55,6 +56,7 @@ pub struct Engine {
 pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>) -> Result<Arc<Engine>> {
     let prepared = Prepared::new(path, options)?;
     let plan = prepared.plan(1)?;
+    preflight::check_memory(&plan, prepared.context, options.memory)?;
     let threads = if options.threads == 0 { available_threads() } else { options.threads };
     let pool = Pool::new(threads)?;
     let mut report = |done_bytes: u64, phase: &'static str| -> Result<()> {
@@ -87,8 +89,9 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
     }
     let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, prepared.model.dims().vocab)?);
     let zero = states.zero()?;
-    let runner = Mutex::new(Runner::new(&prepared, &Shape::ALL, states.layout().slots())?);
-    let stepper = Mutex::new(Stepper::new(Runner::new(&prepared, &Shape::STEPS, states.layout().slots())?));
+    let encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
+    let runner = Mutex::new(Runner::new(&prepared, &Shape::ALL, encoder, states.layout().slots())?);
+    let stepper = Mutex::new(Stepper::new(Runner::new(&prepared, &Shape::STEPS, None, states.layout().slots())?));
     let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
     let (tokenizer, end_tokens) = vocabulary::open(&prepared.checkpoint);
     let template = match &tokenizer {
@@ -116,6 +119,7 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         simd: simd::table().name(),
         bos: tokenizer.as_ref().ok().and_then(|t| t.bos()),
         end_tokens,
+        drafts: prepared.drafts.clone(),
     };
     report(plan.weights, "done")?;
     Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, stepper, alarm: Arc::default(), cost: Cost::default(), pools, states, zero, tokenizer, template }))
@@ -181,6 +185,11 @@ impl Engine {
 
     pub(super) fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    /// For each kind of pages, whether its positions are a source's.
+    pub(super) fn of_source(&self) -> &[bool] {
+        &self.prepared.declarations.of_source
     }
 
     pub(super) fn pools(&self) -> &[Arc<PagePool>] {

@@ -1,10 +1,13 @@
 //! The engine: loads a checkpoint, plans memory, runs sequences.
 //!
 //! [`Engine`] is the loaded model, immutable and shared; [`Sequence`] is one timeline of tokens with its state. [`forward`]
-//! computes one more token for each of several sequences in one pass; [`step`] does as much of any work as fits a budget of time.
+//! computes one more token for each of several sequences in one pass; [`step`] does as much of any work as fits a budget of time;
+//! [`beam`] searches for the likeliest continuations. Models that translate read their source first, by [`Sequence::encode`].
 
+mod beam;
 mod cancel;
 mod cost;
+mod encode;
 mod explain;
 mod forward;
 pub mod generate;
@@ -12,6 +15,8 @@ mod info;
 mod load;
 mod pack;
 mod plan;
+mod precision;
+mod preflight;
 mod prepare;
 mod queue;
 mod runner;
@@ -21,6 +26,7 @@ mod snapshot;
 mod synthetic;
 mod vocabulary;
 
+pub use beam::{BeamOptions, Hypothesis, beam};
 pub use cancel::Canceller;
 pub use explain::{Bodies, Captured, explain};
 pub use forward::forward;
@@ -28,6 +34,7 @@ pub use generate::{Chooser, decode_step};
 pub use info::{Info, Probe, probe};
 pub use load::{Engine, Progress, load};
 pub use plan::{Plan, plan};
+pub use precision::{Scheduled, precision};
 pub use scheduler::{StepState, Stepped, step, step_estimate};
 pub use sequence::{Mark, Sequence, SequenceOptions};
 pub use snapshot::Snapshot;

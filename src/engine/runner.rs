@@ -33,6 +33,8 @@ impl Shape {
 /// The programs and their memory. One batch runs at a time; it may leave off and go on later.
 pub(super) struct Runner {
     programs: Vec<(Shape, Program)>,
+    /// Over a source, where the model reads one.
+    encoder: Option<Program>,
     workspace: Workspace,
     batch: Batch,
     progress: Progress,
@@ -42,20 +44,22 @@ pub(super) struct Runner {
 pub(super) struct Work<'a> {
     pub tokens: &'a [i32],
     pub position: usize,
+    /// Tokens of the source its sequence has read.
+    pub source: usize,
     pub pages: Vec<KvPages>,
     pub state: StatePointers,
 }
 
 impl Runner {
     /// Programs for batches of `shapes`, smallest first. `slots` says where each recurrent slot lies in a sequence's state.
-    pub fn new(prepared: &Prepared, shapes: &[Shape], slots: &Arc<[Range<usize>]>) -> Result<Runner> {
+    pub fn new(prepared: &Prepared, shapes: &[Shape], encoder: Option<Program>, slots: &Arc<[Range<usize>]>) -> Result<Runner> {
         let mut programs = Vec::with_capacity(shapes.len());
         for &shape in shapes {
             programs.push((shape, prepared.program(shape, false, &[])?.0));
         }
-        let bytes = programs.iter().map(|(_, p)| p.workspace_bytes()).max().unwrap_or(0);
+        let bytes = programs.iter().map(|(_, p)| p).chain(&encoder).map(Program::workspace_bytes).max().unwrap_or(0);
         let batch = Batch { slots: Arc::clone(slots), ..Batch::default() };
-        Ok(Runner { programs, workspace: Workspace::new(bytes)?, batch, progress: Progress::default() })
+        Ok(Runner { programs, encoder, workspace: Workspace::new(bytes)?, batch, progress: Progress::default() })
     }
 
     /// Begins a batch; one that was under way is forgotten.
@@ -70,6 +74,13 @@ impl Runner {
         let (rows, sequences) = (self.batch.tokens.len(), work.len());
         let (_, program) = pick(&self.programs, rows, sequences);
         program.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
+    }
+
+    /// As [`Runner::run`], for a source.
+    pub fn encode(&mut self, work: &Work<'_>, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
+        let Some(encoder) = &self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
+        fill(&mut self.batch, std::slice::from_ref(work));
+        encoder.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
     }
 
     /// Copies the logits of the last batch's sequence `index`.
@@ -90,6 +101,7 @@ pub(super) fn fill(batch: &mut Batch, work: &[Work<'_>]) {
     batch.segments.clear();
     batch.kv.clear();
     batch.states.clear();
+    batch.sources.clear();
     for w in work {
         let start = batch.tokens.len();
         batch.tokens.extend_from_slice(w.tokens);
@@ -98,5 +110,6 @@ pub(super) fn fill(batch: &mut Batch, work: &[Work<'_>]) {
         batch.kv.extend_from_slice(&w.pages);
         batch.kv_states = w.pages.len();
         batch.states.push(w.state);
+        batch.sources.push(w.source);
     }
 }

@@ -270,7 +270,8 @@ impl Call<'_, '_> {
         for part in &slice.parts {
             let sequence = &mut self.sequences[part.index];
             let (tokens, more) = rest.split_at(part.count);
-            work.push(Work { tokens, position: sequence.len(), pages: sequence.kv(), state: sequence.state.pointers(false) });
+            let (position, source) = (sequence.len(), sequence.source());
+            work.push(Work { tokens, position, source, pages: sequence.kv(), state: sequence.state.pointers(false) });
             rest = more;
         }
         loop {

@@ -19,7 +19,10 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
     let step = c.usize_or("decoder_sparse_step", 1)?;
     let plain = c.opt_numbers("mlp_only_layers")?.unwrap_or_default();
     let sparse = (0..common.layers).map(|i| !plain.contains(&(i as f64)) && (i + 1) % step == 0).collect();
-    let recipe = Recipe { facts: "qwen3_next", sparse, normalize: c.bool_or("norm_topk_prob", true)?, tensors: DeltaNetTensors::ByHead };
+    // Converters to GGUF take the wide product apart.
+    let apart = (0..common.layers.min(64)).any(|i| b.shape(&common.name(i, "linear_attn.in_proj_qkv.weight")).is_some());
+    let tensors = if apart { DeltaNetTensors::NarrowByHead } else { DeltaNetTensors::ByHead };
+    let recipe = Recipe { facts: "qwen3_next", sparse, normalize: c.bool_or("norm_topk_prob", true)?, tensors };
     hybrid(c, b, d, common, recipe)
 }
 
@@ -36,7 +39,7 @@ pub(super) struct Recipe {
 }
 
 /// Which layers attend: `layer_types`, else every `full_attention_interval`-th.
-fn attention_layers(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+pub(super) fn attention_layers(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     match c.opt_layer_strings("layer_types", layers)? {
         Some(kinds) => kinds
             .into_iter()
@@ -53,7 +56,7 @@ fn attention_layers(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     }
 }
 
-fn delta_net(c: &Config<'_>, common: &Common, tensors: DeltaNetTensors) -> Result<DeltaNetDims> {
+pub(super) fn delta_net(c: &Config<'_>, common: &Common, tensors: DeltaNetTensors) -> Result<DeltaNetDims> {
     Ok(DeltaNetDims {
         hidden: common.hidden,
         key_heads: c.usize_or("linear_num_key_heads", 16)?,
@@ -64,11 +67,13 @@ fn delta_net(c: &Config<'_>, common: &Common, tensors: DeltaNetTensors) -> Resul
         eps: common.eps,
         gate: Activation::Silu,
         tensors,
+        tiled: c.bool_or("linear_value_heads_tiled", false)?,
+        negated: c.bool_or("linear_decay_negated", false)?,
     })
 }
 
 /// The experts of layer `i`, each with tensors of its own, or stacked as transformers saves them.
-fn experts(b: &Build<'_>, d: &mut Declarations, common: &Common, i: usize, dims: ExpertDims) -> Experts {
+pub(super) fn experts(b: &Build<'_>, d: &mut Declarations, common: &Common, i: usize, dims: ExpertDims) -> Experts {
     let (gate_up, down) = (common.name(i, "mlp.experts.gate_up_proj"), common.name(i, "mlp.experts.down_proj"));
     match b.shape(&gate_up) {
         Some(_) => Experts::stacked(d, &gate_up, &down, Stacking { input_major: false, alternating: false, bias: false }, dims),

@@ -1,4 +1,4 @@
-//! RMS norm, with a weight or without.
+//! RMS norm, with a weight or without; layer norm with weight and bias.
 
 use crate::circuit::Tape;
 use crate::ops::{self, NormKind, Value, WeightId};
@@ -33,8 +33,33 @@ impl RmsNorm {
         RmsNorm { group, ..RmsNorm::new(d, name, width, eps, 0.0) }
     }
 
+    /// The same over each group of `group` elements, each element with its own weight.
+    pub fn by_group(self, group: usize) -> RmsNorm {
+        RmsNorm { group, ..self }
+    }
+
     /// Records the norm.
     pub fn record(&self, t: &mut Tape<'_>, x: Value) -> Value {
         t.op(ops::Norm { kind: NormKind::Rms, x, weight: self.weight, bias: None, group: self.group, eps: self.eps, y: Value::NONE })
+    }
+}
+
+/// `(x - mean) / sqrt(variance + eps) * w + b`, over the row.
+#[derive(Clone, Debug)]
+pub struct LayerNorm {
+    weight: WeightId,
+    bias: WeightId,
+    eps: f32,
+}
+
+impl LayerNorm {
+    /// Tensors `<name>.weight`, `<name>.bias`.
+    pub fn new(d: &mut Declarations, name: &str, width: usize, eps: f32) -> LayerNorm {
+        LayerNorm { weight: d.vector(&format!("{name}.weight"), width, 0.0), bias: d.vector(&format!("{name}.bias"), width, 0.0), eps }
+    }
+
+    /// Records the norm.
+    pub fn record(&self, t: &mut Tape<'_>, x: Value) -> Value {
+        t.op(ops::Norm { kind: NormKind::Layer, x, weight: Some(self.weight), bias: Some(self.bias), group: 0, eps: self.eps, y: Value::NONE })
     }
 }
