@@ -1,15 +1,15 @@
 //! Sources: the text a translating model reads before it writes. The encoder runs once over the whole of it; what the decoder's
 //! layers need of it stays with the sequence.
 
+use super::forward::until_done;
 use super::load::Engine;
 use super::runner::Work;
 use super::sequence::Sequence;
 use crate::cache::LayerPages;
 use crate::error::{Error, Kind, Result};
 use crate::ops::{KvPages, StatePointers};
-use crate::{bail, ensure};
+use crate::ensure;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 impl Engine {
     /// Whether the model reads a source before it writes ([`Sequence::encode`]).
@@ -52,9 +52,8 @@ impl Sequence {
         let fresh = engine.source_pages(source.len())?;
         let pages: Vec<KvPages> = fresh.iter().map(|pages| KvPages::new(pages.pointers())).collect();
         let work = Work { tokens: source, position: 0, source: source.len(), pages, state: StatePointers::none() };
-        if !engine.runner().encode(&work, engine.weights(), engine.pool(), &AtomicBool::new(false))? {
-            bail!(Cancelled, "reading the source was cancelled");
-        }
+        let (canceller, count) = (self.canceller(), self.canceller().count());
+        drop(until_done(&engine, &|| canceller.count() != count, |runner, control| runner.encode(&work, &engine, control))?);
         self.take_source(source.len(), fresh);
         Ok(())
     }

@@ -4,6 +4,7 @@ use super::load::Engine;
 use super::prepare::{self, Prepared};
 use super::runner::{self, Shape, Work};
 use super::sequence::{Sequence, SequenceOptions};
+use crate::backend::cpu::pause::Control;
 use crate::circuit::{self, Workspace};
 use crate::ensure;
 use crate::error::Result;
@@ -11,7 +12,6 @@ use crate::ops::{Batch, KvPages, StatePointers, Value};
 use crate::options::LoadOptions;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// The program a checkpoint becomes, one operation a line. Reads headers only.
 pub fn explain(path: &Path, options: &LoadOptions) -> Result<String> {
@@ -66,7 +66,7 @@ impl Engine {
             runner::fill(&mut batch, &[Work { tokens: piece, position, source: 0, pages, state }]);
             match bodies {
                 Bodies::Fast | Bodies::Unfused => {
-                    program.run(self.pool(), &mut workspace, &batch, self.weights(), &AtomicBool::new(false))?;
+                    program.run(self.pool(), &mut workspace, &batch, self.weights(), &mut circuit::Progress::default(), Control::none())?;
                 }
                 Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights()),
             }
@@ -93,7 +93,7 @@ impl Engine {
         runner::fill(&mut batch, &[work]);
         match bodies {
             Bodies::Fast | Bodies::Unfused => {
-                program.run(self.pool(), &mut workspace, &batch, self.weights(), &AtomicBool::new(false))?;
+                program.run(self.pool(), &mut workspace, &batch, self.weights(), &mut circuit::Progress::default(), Control::none())?;
             }
             Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights()),
         }

@@ -169,13 +169,11 @@ impl Prepared {
         let weights = weights.saturating_add(paged.min(self.expert_budget.unwrap_or(0)));
         let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences));
         let kv = pools.fold(0, u64::saturating_add);
-        let mut scratch = 0;
-        for shape in Shape::ALL {
-            scratch = scratch.max(self.program(shape, false, &[])?.0.workspace_bytes() as u64);
-        }
-        if let Some((encoder, _)) = self.encoder_program(self.context, &[])? {
-            scratch = scratch.max(encoder.workspace_bytes() as u64);
-        }
+        // Blocking calls and steps each have a workspace, as large as their largest program needs.
+        let bytes = |shape: Shape| -> Result<u64> { Ok(self.program(shape, false, &[])?.0.workspace_bytes() as u64) };
+        let small = bytes(Shape::ALL[0])?.max(bytes(Shape::ALL[1])?);
+        let encoder = self.encoder_program(self.context, &[])?.map_or(0, |(encoder, _)| encoder.workspace_bytes() as u64);
+        let scratch = bytes(Shape::ALL[2])?.max(small).max(encoder) + bytes(Shape::STEPS[2])?.max(small);
         // Each sequence has a committed and a spare state, and all share the one before any token.
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
         let states = (sequences as u64).saturating_mul(2).saturating_add(1).saturating_mul(4);

@@ -23,7 +23,10 @@ impl Sequence {
     pub fn snapshot(&self) -> Result<Snapshot> {
         let mut tokens = vec_with_capacity(self.len(), "a snapshot's tokens")?;
         tokens.extend_from_slice(&self.tokens);
-        let pages = self.pages.iter().map(|pages| pages.fork(self.len())).collect::<Result<_>>()?;
+        let mut pages: Vec<LayerPages> = self.pages.iter().map(|pages| pages.fork(self.len())).collect::<Result<_>>()?;
+        // A step that is under way may have pages past the end.
+        let own = pages.iter_mut().zip(self.engine().of_source()).filter(|(_, of_source)| !**of_source);
+        own.for_each(|(pages, _)| pages.truncate(self.len()));
         Ok(Snapshot { engine: Arc::clone(self.engine()), tokens, source: self.source(), pages, state: self.state.share() })
     }
 

@@ -55,11 +55,13 @@ mod source_attention;
 mod stream_gate;
 mod tokens;
 
+use crate::backend::cpu::pause::Pause;
 use crate::backend::cpu::pool::Worker;
 use crate::error::Result;
+use std::cell::Cell;
 use std::fmt::Debug;
 use std::ops::Range;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use act::{ActMul, Activation};
 pub use add::{Add, AddNorm};
@@ -299,20 +301,56 @@ macro_rules! op_by_row {
     };
 }
 
-/// A worker's turn at one operation: the worker, and the counter its operation shares work through.
+/// A worker's turn at one operation: the worker, the counter its operation shares work through, and when to leave off.
+///
+/// An operation that was left off is run again later and takes the pieces that are left. So whatever must happen once happens
+/// inside the pieces, and an operation has one loop over them.
 pub struct Turn<'a> {
     /// The worker.
     pub worker: &'a Worker<'a>,
     /// Zero when the operation starts; belongs to this operation alone.
-    pub counter: &'a AtomicUsize,
+    counter: &'a AtomicUsize,
+    pause: &'a Pause<'a>,
+    cut: Cell<bool>,
 }
 
-impl Turn<'_> {
+impl<'a> Turn<'a> {
+    /// A turn at an operation whose pieces `counter` has counted so far.
+    pub fn new(worker: &'a Worker<'a>, counter: &'a AtomicUsize, pause: &'a Pause<'a>) -> Turn<'a> {
+        Turn { worker, counter, pause, cut: Cell::new(false) }
+    }
+
+    /// Whether pieces were left for later.
+    pub fn was_cut(&self) -> bool {
+        self.cut.get()
+    }
+
+    /// Calls `f` with pieces of `0..total`, each on one worker, `grain` at a time, until none is left or the run leaves off. At
+    /// least one piece is done in either case, so that a run gets on however little time it is given.
+    pub fn pieces(&self, total: usize, grain: usize, mut f: impl FnMut(Range<usize>)) {
+        let grain = grain.max(1);
+        loop {
+            // The first look keeps a counter from growing without end when idle workers come by again and again.
+            if self.counter.load(Ordering::Relaxed) >= total {
+                return;
+            }
+            let start = self.counter.fetch_add(grain, Ordering::Relaxed);
+            if start >= total {
+                return;
+            }
+            f(start..total.min(start.saturating_add(grain)));
+            if self.pause.due() {
+                self.cut.set(self.counter.load(Ordering::Relaxed) < total);
+                return;
+            }
+        }
+    }
+
     /// Runs `f` over `0..total` in chunks of `grain`, each chunk on one worker. Work of one chunk stays on the first
     /// worker: sharing it would cost more than it brings.
     pub fn each(&self, total: usize, grain: usize, mut f: impl FnMut(Range<usize>)) {
-        if total > grain && self.worker.count() > 1 {
-            self.worker.each(self.counter, total, grain, f);
+        if total > grain {
+            self.pieces(total, grain, f);
         } else if self.worker.index() == 0 && total > 0 {
             f(0..total);
         }

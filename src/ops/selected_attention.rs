@@ -135,7 +135,7 @@ impl Op for SelectedAttention {
         // An item is a row and up to HEADS query heads of one key/value head.
         let blocks = self.group().div_ceil(HEADS);
         let per_row = self.kv_heads * blocks;
-        turn.worker.each(turn.counter, frame.rows(self.y) * per_row, 1, |range| {
+        turn.pieces(frame.rows(self.y) * per_row, 1, |range| {
             for item in range {
                 let (row, kv_head, block) = (item / per_row, item % per_row / blocks, item % blocks);
                 let first = kv_head * self.group() + block * HEADS;

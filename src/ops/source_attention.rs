@@ -127,7 +127,7 @@ impl Op for SourceAttention {
         // An item is a block of rows of one segment, and a head.
         let blocks = |rows: &Range<usize>| rows.len().div_ceil(QUERIES);
         let total: usize = frame.batch.segments.iter().map(|s| blocks(&s.rows) * self.spec.heads).sum();
-        turn.worker.each(turn.counter, total, 1, |range| {
+        turn.pieces(total, 1, |range| {
             for mut item in range {
                 for (index, segment) in frame.batch.segments.iter().enumerate() {
                     let items = blocks(&segment.rows) * self.spec.heads;

@@ -1,13 +1,13 @@
 //! Latent, indexed, pooled and cross attention, and residual streams.
 
 use metrale::backend::cpu::pack::{LANES, Layout, Packed};
+use metrale::backend::cpu::pause::Control;
 use metrale::backend::cpu::pool::Pool;
 use metrale::cache::{LayerPages, PagePool};
-use metrale::circuit::{Needs, Program, Tape, Workspace, lower};
+use metrale::circuit::{Needs, Program, Progress, Tape, Workspace, lower};
 use metrale::layers::{Mixer, Mla, MlaDims, MlaForm, RopeParameters, Ropes};
 use metrale::ops::*;
 use metrale::weights::{Declarations, Part, Pick, Role, Source};
-use std::sync::atomic::AtomicBool;
 use crate::bench::*;
 
 /// Records of `width` floats for each `every` positions, in the pages declared next.
@@ -242,7 +242,7 @@ fn both_forms_of_latent_attention_agree() {
                 pages.reserve(0, 40).unwrap();
                 batch.kv.push(KvPages::new(pages.pointers()));
             }
-            program.run(&Pool::new(2).unwrap(), &mut workspace, &batch, &weights, &AtomicBool::new(false)).unwrap();
+            program.run(&Pool::new(2).unwrap(), &mut workspace, &batch, &weights, &mut Progress::default(), Control::none()).unwrap();
             let mut rows = Vec::new();
             program.read(&mut workspace, &batch, output, &mut rows).unwrap();
             rows
