@@ -18,13 +18,6 @@ fn exact(path: &Path, threads: usize) -> Result<Arc<Engine>, String> {
     engine::load(path, &options, None).map_err(|e| e.to_string())
 }
 
-/// Folders of what this build does not do yet. A folder that passes must leave the list.
-const PENDING: &[&str] = &[];
-
-fn pending(name: &str) -> bool {
-    PENDING.contains(&name)
-}
-
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| if a.is_finite() && b.is_finite() { (a - b).abs() } else { f32::INFINITY }).fold(0.0, f32::max)
@@ -108,12 +101,8 @@ fn every_folder_agrees_with_its_golden() {
         match std::panic::catch_unwind(|| check(&path)).unwrap_or_else(|e| Err(e.downcast_ref::<String>().cloned().unwrap_or_default())) {
             Ok((prompt, decode)) => {
                 passed += 1;
-                if pending(&name) {
-                    failures.push(format!("{name} passes: take it off PENDING"));
-                }
                 println!("{name:<24} ok      prompt {prompt:.1e}  decode {decode:.1e}");
             }
-            Err(e) if pending(&name) => println!("{name:<24} PENDING {}", e.chars().take(160).collect::<String>()),
             Err(e) => {
                 println!("{name:<24} FAILED  {e}");
                 failures.push(name);

@@ -65,11 +65,16 @@ fn vector(supply: &Supply, parts: &[Part], add: f32) -> Result<Vec<f32>> {
     let len = parts.iter().map(|p| p.rows).sum();
     let mut out = vec_filled(len, 0.0, "a vector of weights")?;
     let mut at = 0;
+    // Biases of experts are many parts of one tensor.
+    let mut last: (&str, Vec<f32>) = ("", Vec::new());
     for part in parts {
         let piece = &mut out[at..at + part.rows];
         match supply {
             Supply::Checkpoint(checkpoint) => {
-                let stored = find(checkpoint, &part.tensor)?.values()?;
+                if last.0 != part.tensor {
+                    last = (&part.tensor, find(checkpoint, &part.tensor)?.values()?);
+                }
+                let stored = &last.1;
                 piece.iter_mut().enumerate().for_each(|(row, v)| *v = stored[part.stored(row)]);
             }
             Supply::Random(random) => random.vector(&part.tensor, piece),

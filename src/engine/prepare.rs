@@ -38,6 +38,8 @@ pub(super) struct Prepared {
     pub options: LoadOptions,
 }
 
+/// Most layers, several times what any published model has.
+const MOST_LAYERS: usize = 1024;
 /// Context taken where the host names none and the model would allow more. A model whose rotary frequencies depend on the longest
 /// sequence (LongRoPE) keeps those it was trained with.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -50,6 +52,11 @@ impl Prepared {
         let config = Config::new(checkpoint.config())?;
         // Models that also see have their language model's numbers in an object of their own.
         let text = config.opt_object("text_config")?.unwrap_or(config);
+        // Every layer has tensors of its own; a count beyond this is no model and would only fill memory with names.
+        for key in ["num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers"] {
+            let layers = text.count(key)?.unwrap_or(0);
+            ensure!(layers <= MOST_LAYERS, LimitExceeded, "config.json: {key} is {layers}; at most {MOST_LAYERS} are possible");
+        }
         let compute = Compute::resolve(options.compute)?;
         let schedule = options.precision.resolve()?;
         let expert_budget = options.expert_budget()?.filter(|_| options.synthetic.is_none());

@@ -26,7 +26,7 @@ const DEPARTURES: &[(&[&str], Facts)] = &[
         Facts { recurrent: true, ..ZERO_CENTRED },
     ),
     (&["qwen4_exp", "qwen3_8_flash_next", "qwen4_exp_text"], Facts { recurrent: true, ..ZERO_CENTRED }),
-    (&["lfm2", "nemotron_h", "nemotron_h_puzzle", "kimi_linear", "kimi_k3"], RECURRENT),
+    (&["lfm2", "nemotron_h", "nemotron_h_puzzle", "kimi_linear", "kimi_k3", "glm5_next", "glm5_next_text"], RECURRENT),
     (&["step3p7", "step3p5", "step3_7"], ZERO_CENTRED),
     (&["nllb", "m2m_100"], ENCODER),
 ];

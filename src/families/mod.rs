@@ -110,13 +110,20 @@ fn sizes(c: &Config<'_>, common: &dense::Common, count: &str, inner: &str) -> Re
 fn sizes_picking(c: &Config<'_>, common: &dense::Common, count: &str, inner: &str, picks: &str) -> Result<ExpertDims> {
     let (experts, top_k) = (c.usize(count)?, c.usize(picks)?);
     // Each expert has tensors of its own; a count beyond this is no model and would only fill memory with names.
-    ensure!(experts <= MOST_EXPERTS, LimitExceeded, "config.json: {count} is {experts}; at most {MOST_EXPERTS} are possible");
+    ensure!(
+        experts <= MOST_EXPERTS && experts * common.layers <= MOST_EXPERTS_IN_ALL,
+        LimitExceeded,
+        "config.json: {count} is {experts} in {} layers; at most {MOST_EXPERTS} in one and {MOST_EXPERTS_IN_ALL} in all are possible",
+        common.layers
+    );
     ensure!(top_k <= experts, Mismatch, "config.json: {picks} is {top_k}, {count} is {experts}");
     Ok(ExpertDims { hidden: common.hidden, inner: c.usize(inner)?, count: experts, top_k, act: common.act })
 }
 
 /// Most experts of a layer, several times what any published model has.
 const MOST_EXPERTS: usize = 4096;
+/// Most experts of a model, likewise.
+const MOST_EXPERTS_IN_ALL: usize = 1 << 19;
 
 /// The limit of the choice to groups (`n_group`, `topk_group`), if it limits anything.
 fn group_limit(c: &Config<'_>, experts: usize) -> Result<Option<Groups>> {

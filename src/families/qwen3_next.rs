@@ -19,7 +19,10 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
     let step = c.usize_or("decoder_sparse_step", 1)?;
     let plain = c.opt_numbers("mlp_only_layers")?.unwrap_or_default();
     let sparse = (0..common.layers).map(|i| !plain.contains(&(i as f64)) && (i + 1) % step == 0).collect();
-    let recipe = Recipe { facts: "qwen3_next", sparse, normalize: c.bool_or("norm_topk_prob", true)?, tensors: DeltaNetTensors::ByHead };
+    // Converters to GGUF take the wide product apart.
+    let apart = (0..common.layers.min(64)).any(|i| b.shape(&common.name(i, "linear_attn.in_proj_qkv.weight")).is_some());
+    let tensors = if apart { DeltaNetTensors::NarrowByHead } else { DeltaNetTensors::ByHead };
+    let recipe = Recipe { facts: "qwen3_next", sparse, normalize: c.bool_or("norm_topk_prob", true)?, tensors };
     hybrid(c, b, d, common, recipe)
 }
 
@@ -64,6 +67,8 @@ pub(super) fn delta_net(c: &Config<'_>, common: &Common, tensors: DeltaNetTensor
         eps: common.eps,
         gate: Activation::Silu,
         tensors,
+        tiled: c.bool_or("linear_value_heads_tiled", false)?,
+        negated: c.bool_or("linear_decay_negated", false)?,
     })
 }
 

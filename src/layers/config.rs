@@ -14,7 +14,9 @@ pub struct Config<'a> {
 /// can be counted and that lists with an entry for each layer or expert stay small: a config is data from elsewhere.
 fn most(key: &str) -> u64 {
     let has = |words: &[&str]| words.iter().any(|word| key.contains(word));
-    if has(&["vocab", "position", "window", "context", "length", "token"]) {
+    if key == "vocab_size" {
+        1 << 24
+    } else if has(&["vocab", "position", "window", "context", "length", "token"]) {
         1 << 31
     } else if has(&["layers"]) {
         1 << 12

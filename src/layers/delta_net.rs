@@ -15,6 +15,8 @@ pub enum DeltaNetTensors {
     ByHead,
     /// `in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a` (Qwen 3.5).
     Separate,
+    /// `in_proj_qkv`, `in_proj_z`, and `in_proj_ba` with each key head's rows together (Qwen 3 Next in GGUF).
+    NarrowByHead,
 }
 
 /// Sizes and switches of a layer.
@@ -38,6 +40,10 @@ pub struct DeltaNetDims {
     pub gate: Activation,
     /// Names of the input products.
     pub tensors: DeltaNetTensors,
+    /// Whether key heads are dealt out to value heads in turn (GGUF).
+    pub tiled: bool,
+    /// Whether `A_log` holds `-exp(A_log)` (GGUF).
+    pub negated: bool,
 }
 
 impl DeltaNetDims {
@@ -54,14 +60,16 @@ impl DeltaNetDims {
         let values = share * self.value_dim;
         let piece = |first, width, stride| Piece { first, width, stride, count: self.key_heads };
         let (stride, narrow) = (2 * (keys + values), self.key_heads * 2 * (keys + values));
-        vec![
-            piece(0, keys, stride),
-            piece(keys, keys, stride),
-            piece(2 * keys, values, stride),
-            piece(2 * keys + values, values, stride),
-            piece(narrow, share, 2 * share),
-            piece(narrow + share, share, 2 * share),
-        ]
+        let wide = match self.tensors {
+            DeltaNetTensors::ByHead => vec![
+                piece(0, keys, stride),
+                piece(keys, keys, stride),
+                piece(2 * keys, values, stride),
+                piece(2 * keys + values, values, stride),
+            ],
+            _ => vec![Piece { first: 0, width: narrow, stride: narrow, count: 1 }],
+        };
+        [wide, vec![piece(narrow, share, 2 * share), piece(narrow + share, share, 2 * share)]].concat()
     }
 }
 
@@ -135,6 +143,10 @@ impl DeltaNet {
                 let parts = [(&*part("in_proj_qkvz"), mixed + values), (&*part("in_proj_ba"), 2 * heads)];
                 Linear::stacked(d, &part("in_proj"), &parts, dims.hidden, false)
             }
+            DeltaNetTensors::NarrowByHead => {
+                let parts = [(&*part("in_proj_qkv"), mixed), (&*part("in_proj_z"), values), (&*part("in_proj_ba"), 2 * heads)];
+                Linear::stacked(d, &part("in_proj"), &parts, dims.hidden, false)
+            }
             DeltaNetTensors::Separate => {
                 let parts = [
                     (&*part("in_proj_qkv"), mixed),
@@ -164,7 +176,7 @@ impl Mixer for DeltaNet {
         let d = &self.dims;
         let (keys, values, heads) = (d.keys(), d.values(), d.heads);
         let mut all = self.input.record(t, x);
-        if d.tensors == DeltaNetTensors::ByHead {
+        if d.tensors != DeltaNetTensors::Separate {
             all = t.op(Regroup { x: all, pieces: d.regroup(), y: Value::NONE });
         }
         let mixed = t.slice(all, 0, 2 * keys + values);
@@ -176,8 +188,8 @@ impl Mixer for DeltaNet {
         let v = t.slice(mixed, 2 * keys, values);
         let (q, k) = self.unit.record(t, q, k);
         let beta = t.op(ActMul { act: Activation::Sigmoid, gate: beta, up: Value::NONE, y: Value::NONE });
-        let decay = t.op(Decay { x: decay, a_log: self.a_log, bias: self.dt_bias, floor: None, y: Value::NONE });
-        let h = t.op(ops::DeltaRule { q, k, v, decay, beta, key_heads: d.key_heads, heads, slot: self.slot, y: Value::NONE });
+        let decay = t.op(Decay { x: decay, a_log: self.a_log, negated: d.negated, bias: self.dt_bias, floor: None, y: Value::NONE });
+        let h = t.op(ops::DeltaRule { q, k, v, decay, beta, key_heads: d.key_heads, heads, tiled: d.tiled, slot: self.slot, y: Value::NONE });
         let h = self.norm.record(t, h);
         let h = t.op(ActMul { act: d.gate, gate, up: h, y: Value::NONE });
         self.out.record(t, h)

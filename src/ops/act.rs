@@ -182,6 +182,8 @@ impl Op for ActMul {
                     (Activation::Identity, Some(up)) => y.iter_mut().zip(gate).zip(up).for_each(|((y, g), u)| *y = g * u),
                     (Activation::Relu, None) => y.iter_mut().zip(gate).for_each(|(y, g)| *y = g.max(0.0)),
                     (Activation::Relu2, None) => y.iter_mut().zip(gate).for_each(|(y, g)| *y = g.max(0.0) * g.max(0.0)),
+                    (Activation::ClampedSilu { limit }, Some(up)) => bounded(frame, (limit, 1.0, 0.0), gate, up, y),
+                    (Activation::SwigluOai { alpha, limit }, Some(up)) => bounded(frame, (limit, alpha, 1.0), gate, up, y),
                     (Activation::Sigmoid, up) => {
                         for (i, y) in y.iter_mut().enumerate() {
                             *y = up.map_or(1.0, |up| up[i]) / (1.0 + (-gate[i]).exp());
@@ -197,6 +199,18 @@ impl Op for ActMul {
             }
         });
     }
+}
+
+/// The SwiGLUs with bounds by way of the plain one: `g sigmoid(alpha g) (u + offset)` is `silu(alpha g) * (u + offset) / alpha`.
+fn bounded(frame: &Frame<'_>, (limit, alpha, offset): (f32, f32, f32), gate: &[f32], up: &[f32], y: &mut [f32]) {
+    let (mut g, mut u) = ([0.0f32; COLUMNS], [0.0f32; COLUMNS]);
+    let (g, u) = (&mut g[..y.len()], &mut u[..y.len()]);
+    g.iter_mut().zip(gate).for_each(|(g, x)| *g = alpha * if *x > limit { limit } else { *x });
+    for (u, x) in u.iter_mut().zip(up) {
+        let below = if *x > limit { limit } else { *x };
+        *u = (if below < -limit { -limit } else { below } + offset) / alpha;
+    }
+    frame.simd.silu_mul(g, u, y);
 }
 
 #[cfg(test)]

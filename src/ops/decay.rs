@@ -13,6 +13,8 @@ pub struct Decay {
     pub x: Value,
     /// `[heads]`.
     pub a_log: WeightId,
+    /// Whether `-exp(a_log)` is what is stored (GGUF).
+    pub negated: bool,
     /// `[heads * gates]`.
     pub bias: WeightId,
     /// Lowest logarithm of the result, less than 0.
@@ -30,15 +32,20 @@ pub(super) fn softplus(x: f32) -> f32 {
 }
 
 impl Decay {
+    /// `exp(a_log)`.
+    fn rate(&self, stored: f32) -> f32 {
+        if self.negated { -stored } else { stored.exp() }
+    }
+
     /// Columns `start ..` of one row.
     fn piece(&self, frame: &Frame<'_>, row: usize, start: usize, y: &mut [f32]) {
         let (a_log, bias) = (frame.weight(self.a_log).vector(), frame.weight(self.bias).vector());
         let gates = bias.len() / a_log.len();
         let x = &frame.row(self.x, row)[start..];
-        let mut rate = a_log[start / gates].exp();
+        let mut rate = self.rate(a_log[start / gates]);
         for (i, y) in y.iter_mut().enumerate() {
             if (start + i).is_multiple_of(gates) {
-                rate = a_log[(start + i) / gates].exp();
+                rate = self.rate(a_log[(start + i) / gates]);
             }
             let x = x[i] + bias[start + i];
             *y = match self.floor {
@@ -75,7 +82,8 @@ impl Op for Decay {
             // SAFETY: alone.
             for (i, y) in unsafe { y.row(row) }.iter_mut().enumerate() {
                 let x = f64::from(x[i]) + f64::from(bias[i]);
-                let rate = f64::from(a_log[i / gates]).exp();
+                let a = f64::from(a_log[i / gates]);
+                let rate = if self.negated { -a } else { a.exp() };
                 *y = match self.floor {
                     None => (-rate * (x.max(0.0) + (-x.abs()).exp().ln_1p())).exp(),
                     Some(floor) => (f64::from(floor) / (1.0 + (-rate * x).exp())).exp(),

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 /// `S <- decay S; S <- S + k (beta (v - S^T k))^T; y = S^T q`, for each head, from a state of zeros.
 ///
-/// Key heads are shared by consecutive value heads. `q` and `k` come normed and scaled.
+/// Key heads are shared by consecutive value heads, or dealt out to them in turn. `q` and `k` come normed and scaled.
 #[derive(Clone, Debug)]
 pub struct DeltaRule {
     /// `[rows, key_heads * key_dim]`.
@@ -29,6 +29,8 @@ pub struct DeltaRule {
     pub key_heads: usize,
     /// Heads of values and states.
     pub heads: usize,
+    /// Whether value head `h` has key head `h % key_heads`, instead of each key head having a run of value heads (GGUF).
+    pub tiled: bool,
     /// `[heads, value_dim / 16 rounded up, key_dim, 16]`.
     pub slot: SlotId,
     /// `[rows, heads * value_dim]`.
@@ -75,6 +77,10 @@ impl DeltaRule {
         state_elements(heads, value_dim, key_dim)
     }
 
+    fn key_head(&self, head: usize) -> usize {
+        if self.tiled { head % self.key_heads } else { head / (self.heads / self.key_heads) }
+    }
+
     /// `(key_dim, value_dim, gates of a head)`.
     fn dims(&self, width: impl Fn(Value) -> usize) -> (usize, usize, usize) {
         (width(self.k) / self.key_heads, width(self.v) / self.heads, width(self.decay) / self.heads)
@@ -83,7 +89,7 @@ impl DeltaRule {
     /// All rows of one block.
     fn block(&self, frame: &Frame<'_>, block: &Block) {
         let (key_dim, value_dim, gates) = self.dims(|v| frame.slot(v).width);
-        let key_head = block.head / (self.heads / self.key_heads);
+        let key_head = self.key_head(block.head);
         let keys = key_head * key_dim..(key_head + 1) * key_dim;
         let values = block.head * value_dim + block.channels.start..block.head * value_dim + block.channels.end;
         // SAFETY: the block's state belongs to this chunk alone.
@@ -94,42 +100,17 @@ impl DeltaRule {
             let decay = &frame.row(self.decay, row)[block.head * gates..(block.head + 1) * gates];
             let mut v = [0.0f32; LANES];
             v[..values.len()].copy_from_slice(&frame.row(self.v, row)[values.clone()]);
-            let held = if gates == 1 { decay_and_read(state, |_| decay[0], k) } else { decay_and_read(state, |i| decay[i], k) };
+            let mut out = [0.0f32; LANES];
+            frame.simd.decay_read(state, decay, k, &mut out);
             let beta = frame.row(self.beta, row)[block.head];
-            for (v, held) in v.iter_mut().zip(held) {
+            for (v, held) in v.iter_mut().zip(out) {
                 *v = (*v - held) * beta;
             }
-            let out = learn_and_read(state, &v, k, q);
+            frame.simd.learn_read(state, &v, k, q, &mut out);
             // SAFETY: these channels of this segment's rows belong to this chunk alone.
             unsafe { y.piece(row, values.clone()) }.copy_from_slice(&out[..values.len()]);
         }
     }
-}
-
-/// `S <- decay S`, and `S^T k`. Two running sums, so that an addition need not wait for the one before.
-fn decay_and_read(state: &mut [[f32; LANES]], decay: impl Fn(usize) -> f32, k: &[f32]) -> [f32; LANES] {
-    let mut sums = [[0.0f32; LANES]; 2];
-    for (i, (s, k)) in state.iter_mut().zip(k).enumerate() {
-        let (g, sum) = (decay(i), &mut sums[i % 2]);
-        for lane in 0..LANES {
-            s[lane] *= g;
-            sum[lane] += s[lane] * k;
-        }
-    }
-    std::array::from_fn(|lane| sums[0][lane] + sums[1][lane])
-}
-
-/// `S <- S + k delta^T`, and `S^T q`.
-fn learn_and_read(state: &mut [[f32; LANES]], delta: &[f32; LANES], k: &[f32], q: &[f32]) -> [f32; LANES] {
-    let mut sums = [[0.0f32; LANES]; 2];
-    for (i, ((s, k), q)) in state.iter_mut().zip(k).zip(q).enumerate() {
-        let sum = &mut sums[i % 2];
-        for lane in 0..LANES {
-            s[lane] += k * delta[lane];
-            sum[lane] += s[lane] * q;
-        }
-    }
-    std::array::from_fn(|lane| sums[0][lane] + sums[1][lane])
 }
 
 impl Op for DeltaRule {
@@ -181,7 +162,7 @@ impl Op for DeltaRule {
             // SAFETY: alone.
             let state = unsafe { frame.state(index, self.slot).piece(0..elements) };
             for (head, state) in state.chunks_mut(elements / self.heads).enumerate() {
-                let key_head = head / (self.heads / self.key_heads);
+                let key_head = self.key_head(head);
                 for d in 0..value_dim {
                     let at = |i: usize| (d / LANES * key_dim + i) * LANES + d % LANES;
                     for row in segment.rows.clone() {

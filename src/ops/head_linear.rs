@@ -86,7 +86,13 @@ impl Op for HeadLinear {
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let (x, (outputs, inputs)) = (shapes.value(self.x), shapes.weight(self.weight));
         let fits = x.width == self.heads * (inputs + self.tail) && shapes.experts(self.weight) == self.heads && !x.sliced;
-        ensure!(fits, Internal, "head_linear: {} matrices [{outputs}, {inputs}] meet {x:?} of {} heads", shapes.experts(self.weight), self.heads);
+        ensure!(
+            fits,
+            Internal,
+            "head_linear: {} matrices [{outputs}, {inputs}] meet {x:?} of {} heads",
+            shapes.experts(self.weight),
+            self.heads
+        );
         Ok(vec![Shape::f32(x.rows, self.heads * (outputs + self.tail))])
     }
 

@@ -161,7 +161,13 @@ impl Op for IndexSelect {
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let q = self.indexer.check(shapes)?;
-        ensure!(self.top_k > 0 && (!self.blocks.is_some() || self.block > 0), Unsupported, "index_select: the best {} of blocks of {}", self.top_k, self.block);
+        ensure!(
+            self.top_k > 0 && (!self.blocks.is_some() || self.block > 0),
+            Unsupported,
+            "index_select: the best {} of blocks of {}",
+            self.top_k,
+            self.block
+        );
         let every = self.indexer.keys.every;
         Ok(vec![Shape::f32(q.rows, if self.positions { self.top_k * every + every - 1 } else { self.top_k })])
     }
@@ -250,7 +256,8 @@ impl Op for IndexBlocks {
         for (index, segment) in frame.batch.segments.iter().enumerate() {
             for row in segment.rows.clone() {
                 let mut key = vec![0.0; self.indexer.keys.width];
-                let scores: Vec<f64> = (0..self.indexer.visible(frame, row)).map(|j| self.indexer.score64(frame, index, row, j, &mut key)).collect();
+                let scores: Vec<f64> =
+                    (0..self.indexer.visible(frame, row)).map(|j| self.indexer.score64(frame, index, row, j, &mut key)).collect();
                 let mut best: Vec<(f64, usize)> =
                     scores.chunks(self.block).enumerate().map(|(b, s)| (s.iter().copied().fold(f64::NEG_INFINITY, f64::max), b)).collect();
                 if let Some(newest) = best.last_mut() {

@@ -68,7 +68,8 @@ impl Mamba2 {
             x[..own.len()].copy_from_slice(&frame.row(self.x, row)[own.clone()]);
             let write = x.map(|x| step * x);
             let (b, c) = (&frame.row(self.b, row)[group * depth..][..depth], &frame.row(self.c, row)[group * depth..][..depth]);
-            let read = advance(state, (-step * rate).exp(), &write, b, c);
+            let mut read = [0.0f32; LANES];
+            frame.simd.scan_read(state, (-step * rate).exp(), &write, b, c, &mut read);
             // SAFETY: these channels of this segment's rows belong to this chunk alone.
             let y = unsafe { y.piece(row, own.clone()) };
             for (lane, y) in y.iter_mut().enumerate() {
@@ -76,19 +77,6 @@ impl Mamba2 {
             }
         }
     }
-}
-
-/// `S <- decay S + write b^T`, and `S c`. Two running sums, so that an addition need not wait for the one before.
-fn advance(state: &mut [[f32; LANES]], decay: f32, write: &[f32; LANES], b: &[f32], c: &[f32]) -> [f32; LANES] {
-    let mut sums = [[0.0f32; LANES]; 2];
-    for (i, ((s, b), c)) in state.iter_mut().zip(b).zip(c).enumerate() {
-        let sum = &mut sums[i % 2];
-        for lane in 0..LANES {
-            s[lane] = decay * s[lane] + write[lane] * b;
-            sum[lane] += s[lane] * c;
-        }
-    }
-    std::array::from_fn(|lane| sums[0][lane] + sums[1][lane])
 }
 
 impl Op for Mamba2 {

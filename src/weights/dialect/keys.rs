@@ -64,13 +64,22 @@ impl<'a> Keys<'a> {
         self.f64(key)?.ok_or_else(|| self.gguf().missing(&self.key(key)))
     }
 
-    /// A count that some files give once and some for each layer. Layers that differ are not supported.
-    fn uniform(&self, key: &str) -> Result<Option<u64>> {
+    /// A count that some files give once and some for each layer. Layers that differ are not supported; where `without` says so, some may
+    /// have none.
+    fn uniform(&self, key: &str, without: bool) -> Result<Option<u64>> {
         let name = self.key(key);
         if self.gguf().value(&name).is_some_and(|v| v.element_type().is_some()) {
             let values = self.gguf().i64_array(&name)?.unwrap_or_default();
             return match values.as_slice() {
                 [first, rest @ ..] if *first >= 0 && (self.mixed || rest.iter().all(|x| x == first)) => Ok(Some(*first as u64)),
+                // Layers without (convolutions among attention layers) say nothing about the others.
+                _ if without => {
+                    let some: Vec<i64> = values.iter().copied().filter(|x| *x != 0).collect();
+                    match some.as_slice() {
+                        [first, rest @ ..] if *first > 0 && rest.iter().all(|x| x == first) => Ok(Some(*first as u64)),
+                        _ => Err(self.unsupported(&name, format!("{name} differs between layers"))),
+                    }
+                }
                 _ => Err(self.unsupported(&name, format!("{name} differs between layers"))),
             };
         }
@@ -107,7 +116,7 @@ impl<'a> Keys<'a> {
     /// What every decoder's config says.
     pub(super) fn common(&self) -> Result<Config> {
         let hidden = self.need_u64("embedding_length")?;
-        let heads = self.uniform("attention.head_count")?.ok_or_else(|| self.gguf().missing(&self.key("attention.head_count")))?;
+        let heads = self.uniform("attention.head_count", false)?.ok_or_else(|| self.gguf().missing(&self.key("attention.head_count")))?;
         let head_dim = match self.u64("attention.key_length")? {
             Some(head_dim) => head_dim,
             None if heads > 0 => hidden / heads,
@@ -117,10 +126,10 @@ impl<'a> Keys<'a> {
         let mut config = Config::new();
         let mut put = |key: &str, value: Value| config.insert(key.to_owned(), value);
         put("hidden_size", json!(hidden));
-        put("intermediate_size", json!(self.uniform("feed_forward_length")?));
+        put("intermediate_size", json!(self.uniform("feed_forward_length", false)?));
         put("num_hidden_layers", json!(self.need_u64("block_count")?));
         put("num_attention_heads", json!(heads));
-        put("num_key_value_heads", json!(self.uniform("attention.head_count_kv")?.unwrap_or(heads)));
+        put("num_key_value_heads", json!(self.uniform("attention.head_count_kv", true)?.unwrap_or(heads)));
         put("head_dim", json!(head_dim));
         put("vocab_size", json!(vocabulary));
         put("max_position_embeddings", json!(self.need_u64("context_length")?));

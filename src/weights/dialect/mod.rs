@@ -10,11 +10,13 @@ mod gemma4;
 mod glm4_moe;
 mod gpt_oss;
 mod keys;
+mod lfm2;
 mod llama;
 mod minimax_m2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen35;
 mod qwen3_moe;
 mod qwen3_vl;
 
@@ -50,6 +52,10 @@ static DIALECTS: &[&Dialect] = &[
     &gpt_oss::DIALECT,
     &glm4_moe::DIALECT,
     &minimax_m2::DIALECT,
+    &lfm2::DIALECT,
+    &qwen35::NEXT,
+    &qwen35::DENSE,
+    &qwen35::MOE,
     &deepseek41::DIALECT,
     &deepseek2::DIALECT,
     &phi3::DIALECT,
@@ -194,13 +200,13 @@ fn hf_name(dialect: &Dialect, name: &str) -> Option<(&'static Rename, String)> {
         return Some((rename, format!("{}.{leaf}", rename.hf)));
     }
     let (number, whole) = name.strip_prefix("blk.")?.split_once('.')?;
-    let (stem, leaf) = whole.rsplit_once('.')?;
     // Only the plain spelling of a number, so that no two names meet in one.
     if number.parse::<u32>().ok()?.to_string() != number {
         return None;
     }
+    // A few tensors have no leaf (`ssm_a`); their other name is whole.
     let find = |name: &str| dialect.layer.iter().find(|r| r.gguf == name);
-    let rename = find(whole).or_else(|| find(stem))?;
+    let rename = find(whole).or_else(|| whole.rsplit_once('.').and_then(|(stem, _)| find(stem)))?;
     let module = match rename.hf.strip_prefix('/') {
         Some(module) => format!("layers.{number}.{module}"),
         None => format!("model.layers.{number}.{}", rename.hf),

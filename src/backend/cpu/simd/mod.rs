@@ -13,6 +13,7 @@ mod avx512;
 mod lane;
 mod product;
 mod quantize;
+mod recurrence;
 mod scalar;
 mod table;
 #[cfg(test)]

@@ -151,6 +151,15 @@ macro_rules! row_functions {
             fn max(x: &[f32]) -> f32 [] = vector::max(x);
             /// Replaces `x` by `exp(x - shift)` and returns the sum.
             fn exp_sum(shift: f32, x: &mut [f32]) -> f32 [] = vector::exp_sum::<S>(shift, x);
+            /// `S <- decay S`, `out = S^T k`; `decay` has one factor, or one for each key.
+            fn decay_read(state: &mut [[f32; 16]], decay: &[f32], k: &[f32], out: &mut [f32; 16]) [state k] =
+                recurrence::decay_read(state, decay, k, out);
+            /// `S <- S + k delta^T`, `out = S^T q`
+            fn learn_read(state: &mut [[f32; 16]], delta: &[f32; 16], k: &[f32], q: &[f32], out: &mut [f32; 16]) [state k q] =
+                recurrence::learn_read(state, delta, k, q, out);
+            /// `S <- decay S + b write^T`, `out = S^T c`
+            fn scan_read(state: &mut [[f32; 16]], decay: f32, write: &[f32; 16], b: &[f32], c: &[f32], out: &mut [f32; 16]) [state b c] =
+                recurrence::scan_read(state, decay, write, b, c, out);
             /// bfloat16 to f32.
             fn from_bf16(x: &[u16], out: &mut [f32]) [x out] = vector::widen::<S, _>(as_b16(x), out);
             /// Half floats to f32.
@@ -213,7 +222,7 @@ macro_rules! table_for {
             use super::super::activations::Q8Block;
             use super::table::{RowFunctions, Table, compile, compile_one, row_functions};
             use super::vector::{self, as_b16, as_h16};
-            use super::{attend, product, quantize};
+            use super::{attend, product, quantize, recurrence};
 
             type S = $lanes;
             row_functions!(compile [$($features)?]);
