@@ -56,7 +56,11 @@ fn load(name: &str, config: &Value) -> Arc<Engine> {
 }
 
 fn empty(engine: &Arc<Engine>) -> Sequence {
-    Sequence::new(engine, &SequenceOptions { context: 600 }).unwrap()
+    let mut sequence = Sequence::new(engine, &SequenceOptions { context: 600 }).unwrap();
+    if engine.has_encoder() {
+        sequence.encode(&(5..50).collect::<Vec<_>>()).unwrap();
+    }
+    sequence
 }
 
 fn bits(sequence: &Sequence) -> Vec<u32> {
