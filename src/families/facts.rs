@@ -22,10 +22,21 @@ const ENCODER: Facts = Facts { whole_prompt: true, encoder_decoder: true, ..USUA
 const DEPARTURES: &[(&[&str], Facts)] = &[
     (&["gemma3", "gemma3_text"], ZERO_CENTRED),
     (
-        &["qwen3_next", "qwen3_5", "qwen35", "qwen3_6", "qwen3_5_text", "qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text", "qwen4_exp"],
+        &[
+            "qwen3_next",
+            "qwen3_5",
+            "qwen35",
+            "qwen3_6",
+            "qwen3_5_text",
+            "qwen3_5_moe",
+            "qwen3_6_moe",
+            "holo3_1_moe",
+            "qwen3_5_moe_text",
+            "qwen4_exp",
+        ],
         Facts { recurrent: true, ..ZERO_CENTRED },
     ),
-    (&["lfm2", "nemotron_h", "nemotron_h_puzzle", "kimi_linear", "kimi_k3"], RECURRENT),
+    (&["lfm2", "nemotron_h", "nemotron_h_puzzle", "kimi_linear", "kimi_k3", "glm5_next", "glm5_next_text"], RECURRENT),
     (&["step3p7", "step3p5", "step3_7"], ZERO_CENTRED),
     (&["nllb", "m2m_100"], ENCODER),
 ];
@@ -52,7 +63,13 @@ mod tests {
     #[test]
     fn only_encoders_need_a_prompt_whole() {
         assert!(facts("nllb").whole_prompt && facts("m2m_100").whole_prompt);
-        assert!(super::super::FAMILIES.iter().flat_map(|f| f.names).filter(|n| !n.starts_with("nllb") && !n.starts_with("m2m")).all(|n| !facts(n).whole_prompt));
+        assert!(
+            super::super::FAMILIES
+                .iter()
+                .flat_map(|f| f.names)
+                .filter(|n| !n.starts_with("nllb") && !n.starts_with("m2m"))
+                .all(|n| !facts(n).whole_prompt)
+        );
     }
 
     #[test]
