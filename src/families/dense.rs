@@ -258,7 +258,7 @@ pub(super) fn smollm3(c: &Config<'_>, b: &Build, d: &mut Declarations) -> Result
     let bias = c.bool_or("attention_bias", false)?;
     let rotates = match c.opt_numbers("no_rope_layers")? {
         Some(list) => {
-            ensure!(list.len() == common.layers, Mismatch, "config.json: no_rope_layers lists {} layers of {}", list.len(), common.layers);
+            ensure!(list.len() == common.layers, Mismatch, "config.json: no_rope_layers lists {} layers, num_hidden_layers is {}", list.len(), common.layers);
             list.iter().map(|&n| n != 0.0).collect()
         }
         None => {
