@@ -96,20 +96,33 @@ fn missing_key(copy: &mut Copy) -> Option<Says> {
     says(&[Kind::Mismatch], &["hidden_size", "found nothing"])
 }
 
+/// The key with the width of the residual stream.
+fn width(copy: &mut Copy) -> &'static str {
+    if copy.text().get("d_model").is_some() { "d_model" } else { "hidden_size" }
+}
+
 fn key_of_another_type(copy: &mut Copy) -> Option<Says> {
-    copy.text()["hidden_size"] = json!("wide");
-    says(&[Kind::CorruptFile], &["hidden_size", "wide", "a whole number"])
+    let key = width(copy);
+    copy.text()[key] = json!("wide");
+    says(&[Kind::CorruptFile], &[key, "wide", "a whole number"])
 }
 
 fn two_wrong_keys(copy: &mut Copy) -> Option<Says> {
+    if width(copy) != "hidden_size" {
+        return None; // keys of its own, read one by one
+    }
     copy.text()["hidden_size"] = json!("wide");
     copy.text()["vocab_size"] = json!(-320);
     says(&[Kind::CorruptFile], &["findings", "hidden_size", "wide", "vocab_size", "-320"])
 }
 
-/// The key that counts layers, and its value.
+/// The key that counts layers, and its value. Models that translate have two stacks, each with a key of its own; there the first
+/// missing tensor is what is said.
 fn layers(copy: &mut Copy) -> Option<(&'static str, u64)> {
     let text = copy.text();
+    if text.get("encoder_layers").is_some() {
+        return None;
+    }
     ["num_hidden_layers", "num_layers"].into_iter().find_map(|key| Some((key, text.get(key)?.as_u64()?)))
 }
 
@@ -133,7 +146,8 @@ fn fewer_layers(copy: &mut Copy) -> Option<Says> {
 fn another_vocabulary(copy: &mut Copy) -> Option<Says> {
     let n = copy.text().get("vocab_size")?.as_u64()?;
     copy.text()["vocab_size"] = json!(n + 8);
-    says(&[Kind::Mismatch], &["vocab_size", &(n + 8).to_string(), &n.to_string()])
+    let key = if copy.text().get("d_model").is_some() { "shared" } else { "vocab_size" };
+    says(&[Kind::Mismatch], &[key, &(n + 8).to_string(), &n.to_string()])
 }
 
 fn odd_heads(copy: &mut Copy) -> Option<Says> {
