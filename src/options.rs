@@ -1,5 +1,9 @@
 //! Settings: read once, each with a default, a sentence and, where a host may set it from outside, a `METRALE_` name.
 
+mod precision;
+
+pub use precision::{ModelPart, Precision, PrecisionRule, check as check_precision};
+
 use crate::bail;
 use crate::error::{Error, Kind, Result};
 
@@ -25,6 +29,11 @@ pub struct LoadOptions {
     /// Leave routed experts in their file and keep at most this many bytes of them packed, those met most often; `None` takes
     /// `METRALE_EXPERT_BYTES` from the environment, else packs all of them at load.
     pub expert_bytes: Option<u64>,
+    /// Types that matrices are multiplied in, where they are to differ from the checkpoint's; without rules those of
+    /// `METRALE_PRECISION`.
+    pub precision: Precision,
+    /// Most bytes the model and one sequence may take; 0 takes what the machine has free.
+    pub memory: u64,
     /// Fill the shapes of `config.json` with random weights of this type instead of reading tensors: for timing.
     pub synthetic: Option<Synthetic>,
 }

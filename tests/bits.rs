@@ -14,8 +14,14 @@ fn engine(path: &Path, compute: Compute, threads: usize) -> Option<Arc<Engine>> 
     engine::load(path, &options, None).ok()
 }
 
+/// An empty sequence; of a model that translates, with a source.
 fn sequence(engine: &Arc<Engine>) -> Sequence {
-    Sequence::new(engine, &SequenceOptions::default()).unwrap()
+    let mut sequence = Sequence::new(engine, &SequenceOptions::default()).unwrap();
+    if engine.has_encoder() {
+        let source: Vec<i32> = (5..50).collect();
+        sequence.encode(&source).unwrap();
+    }
+    sequence
 }
 
 /// The row after `prompt`, and the rows of eight greedy-free steps along `next`.

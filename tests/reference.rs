@@ -8,7 +8,7 @@ use metrale::engine::{self, Bodies, Engine, Sequence, SequenceOptions};
 use metrale::options::{Compute, LoadOptions};
 use std::path::Path;
 use std::sync::Arc;
-use support::golden::{Golden, folders};
+use support::golden::{Golden, Translation, folders};
 
 /// The README's limit on f32 logits; the goldens' own uncertainty widens it for families that say so.
 const TOLERANCE: f32 = 1e-3;
@@ -16,20 +16,6 @@ const TOLERANCE: f32 = 1e-3;
 fn exact(path: &Path, threads: usize) -> Result<Arc<Engine>, String> {
     let options = LoadOptions { compute: Some(Compute::F32), threads, ..LoadOptions::default() };
     engine::load(path, &options, None).map_err(|e| e.to_string())
-}
-
-/// Folders of what this build does not do yet. A folder that passes must leave the list.
-const PENDING: &[&str] = &[
-    "gemma4",
-    "gemma4_moe",
-    "nllb",
-    "qwen4_exp",
-    "step3p7",
-    "step3p7-mtp",
-];
-
-fn pending(name: &str) -> bool {
-    PENDING.contains(&name)
 }
 
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
@@ -49,9 +35,37 @@ fn first_departure(engine: &Arc<Engine>, golden: &Golden) -> String {
     "no layer departs".into()
 }
 
+/// A translation: the encoder's output, and the decoder's logits token by token; the language token is forced.
+fn check_translation(engine: &Arc<Engine>, golden: &Golden, expected: &Translation) -> Result<(f32, f32), String> {
+    let text = |e: metrale::error::Error| e.to_string();
+    let encoded = engine.capture_source(&golden.prompt, &["encoded"], Bodies::Fast).map_err(text)?;
+    let encoded = largest_difference(&encoded[0].values, &expected.encoded);
+    let mut sequence = Sequence::new(engine, &SequenceOptions::default()).map_err(text)?;
+    sequence.encode(&golden.prompt).map_err(text)?;
+    let mut decode = 0.0f32;
+    for (i, (token, expected)) in expected.tokens.iter().zip(expected.logits.chunks(engine.info().vocab)).enumerate() {
+        sequence.prefill(&[*token]).map_err(text)?;
+        let row = sequence.logits().map_err(text)?;
+        decode = decode.max(largest_difference(row, expected));
+        let best = row.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(i, _)| i as i32);
+        // What follows the first token is the forced language, whatever the row says.
+        if i > 0 && best != golden.decode_ids[i - 1] {
+            return Err(format!("step {i}: picked {best}, the golden has {} (encoder {encoded:.2e})", golden.decode_ids[i - 1]));
+        }
+    }
+    let tolerance = TOLERANCE.max(10.0 * golden.uncertainty);
+    if encoded > tolerance || decode > tolerance {
+        return Err(format!("encoder {encoded:.2e}, decode {decode:.2e}, limit {tolerance:.0e}"));
+    }
+    Ok((encoded, decode))
+}
+
 fn check(path: &Path) -> Result<(f32, f32), String> {
     let golden = Golden::read(path);
     let engine = exact(path, 2)?;
+    if let Some(translation) = &golden.translation {
+        return check_translation(&engine, &golden, translation);
+    }
     let tolerance = TOLERANCE.max(10.0 * golden.uncertainty);
     let logits = engine.capture(&golden.prompt, 64, &["logits"], Bodies::Fast).map_err(|e| e.to_string())?;
     let prompt = largest_difference(&logits[0].values, &golden.prompt_logits);
@@ -87,12 +101,8 @@ fn every_folder_agrees_with_its_golden() {
         match std::panic::catch_unwind(|| check(&path)).unwrap_or_else(|e| Err(e.downcast_ref::<String>().cloned().unwrap_or_default())) {
             Ok((prompt, decode)) => {
                 passed += 1;
-                if pending(&name) {
-                    failures.push(format!("{name} passes: take it off PENDING"));
-                }
                 println!("{name:<24} ok      prompt {prompt:.1e}  decode {decode:.1e}");
             }
-            Err(e) if pending(&name) => println!("{name:<24} PENDING {}", e.chars().take(160).collect::<String>()),
             Err(e) => {
                 println!("{name:<24} FAILED  {e}");
                 failures.push(name);

@@ -56,7 +56,11 @@ fn load(name: &str, config: &Value) -> Arc<Engine> {
 }
 
 fn empty(engine: &Arc<Engine>) -> Sequence {
-    Sequence::new(engine, &SequenceOptions { context: 600 }).unwrap()
+    let mut sequence = Sequence::new(engine, &SequenceOptions { context: 600 }).unwrap();
+    if engine.has_encoder() {
+        sequence.encode(&(5..50).collect::<Vec<_>>()).unwrap();
+    }
+    sequence
 }
 
 fn bits(sequence: &Sequence) -> Vec<u32> {
@@ -126,7 +130,8 @@ fn walks_agree_with_fresh_runs() {
     for path in support::golden::folders() {
         let options = LoadOptions { compute: Some(Compute::Fast), threads: 2, ..LoadOptions::default() };
         let Ok(engine) = engine::load(&path, &options, None) else { continue };
-        if engine.info().context >= 600 {
+        // Models that translate need a source first; tests/nllb.rs walks them.
+        if engine.info().context >= 600 && !engine.has_encoder() {
             engines.push((path.file_name().unwrap().to_string_lossy().into_owned(), engine));
         }
     }

@@ -72,6 +72,7 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
         compute,
         expert_bytes: None,
         synthetic,
+        ..LoadOptions::default()
     })
 }
 

@@ -1,17 +1,17 @@
 //! Looking inside: a program as text, and any named tensor of a run.
 
 use super::load::Engine;
-use super::prepare::Prepared;
+use super::prepare::{self, Prepared};
 use super::runner::{self, Shape, Work};
 use super::sequence::{Sequence, SequenceOptions};
+use crate::backend::cpu::pause::Control;
 use crate::circuit::{self, Workspace};
 use crate::ensure;
 use crate::error::Result;
-use crate::ops::Batch;
+use crate::ops::{Batch, KvPages, StatePointers, Value};
 use crate::options::LoadOptions;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// The program a checkpoint becomes, one operation a line. Reads headers only.
 pub fn explain(path: &Path, options: &LoadOptions) -> Result<String> {
@@ -43,6 +43,12 @@ impl Engine {
     /// Runs `tokens` from an empty state, `slice` rows at a time, and returns the named tensors (`logits`, `layer.3`) with a row for
     /// every token. For tests and for people who look for where a number comes from.
     pub fn capture(self: &Arc<Self>, tokens: &[i32], slice: usize, names: &[&str], bodies: Bodies) -> Result<Vec<Captured>> {
+        ensure!(!self.has_encoder(), InvalidState, "the model translates a source; it is captured by capture_translation");
+        self.capture_translation(&[], tokens, slice, names, bodies)
+    }
+
+    /// As [`Engine::capture`], after the model has read `source`; none for a model that reads none.
+    pub fn capture_translation(self: &Arc<Self>, source: &[i32], tokens: &[i32], slice: usize, names: &[&str], bodies: Bodies) -> Result<Vec<Captured>> {
         ensure!((1..=Shape::MOST_ROWS).contains(&slice), InvalidArgument, "slices of {slice} rows; 1 to {} run", Shape::MOST_ROWS);
         let mut circuit = self.prepared.circuit(true, bodies != Bodies::Fast)?;
         let mut values = Vec::with_capacity(names.len());
@@ -54,6 +60,9 @@ impl Engine {
         let program = circuit::Program::new(circuit, slice, slice, &values)?;
         let mut workspace = Workspace::new(program.workspace_bytes())?;
         let mut sequence = Sequence::new(self, &SequenceOptions::default())?;
+        if self.has_encoder() || !source.is_empty() {
+            sequence.encode(source)?;
+        }
         let mut out: Vec<Captured> =
             values.iter().map(|v| Captured { width: program.layout().slots[v.0 as usize].width, values: Vec::new() }).collect();
         let mut batch = Batch { slots: Arc::clone(self.states().0.layout().slots()), ..Batch::default() };
@@ -62,10 +71,10 @@ impl Engine {
             sequence.reserve(piece.len())?;
             sequence.state.begin()?;
             let (position, pages, state) = (sequence.len(), sequence.kv(), sequence.state.pointers(false));
-            runner::fill(&mut batch, &[Work { tokens: piece, position, pages, state }]);
+            runner::fill(&mut batch, &[Work { tokens: piece, position, source: sequence.source(), pages, state }]);
             match bodies {
                 Bodies::Fast | Bodies::Unfused => {
-                    program.run(self.pool(), &mut workspace, &batch, self.weights(), &AtomicBool::new(false))?;
+                    program.run(self.pool(), &mut workspace, &batch, self.weights(), &mut circuit::Progress::default(), Control::none())?;
                 }
                 Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights()),
             }
@@ -77,5 +86,30 @@ impl Engine {
             }
         }
         Ok(out)
+    }
+
+    /// Reads a source and returns the encoder's own named tensors (`encoded`, `layer.1`), as [`Engine::capture`] does for tokens.
+    pub fn capture_source(self: &Arc<Self>, source: &[i32], names: &[&str], bodies: Bodies) -> Result<Vec<Captured>> {
+        self.check_source(source, self.info().context)?;
+        let Some(circuit) = self.prepared.encoder_circuit(bodies != Bodies::Fast)? else { return Ok(Vec::new()) };
+        let (program, values) = prepare::compiled(circuit, Shape { rows: source.len(), sequences: 1 }, names)?;
+        let mut workspace = Workspace::new(program.workspace_bytes())?;
+        let pages = self.source_pages(source.len())?;
+        let kv = pages.iter().map(|pages| KvPages::new(pages.pointers())).collect();
+        let mut batch = Batch::default();
+        let work = Work { tokens: source, position: 0, source: source.len(), pages: kv, state: StatePointers::none() };
+        runner::fill(&mut batch, &[work]);
+        match bodies {
+            Bodies::Fast | Bodies::Unfused => {
+                program.run(self.pool(), &mut workspace, &batch, self.weights(), &mut circuit::Progress::default(), Control::none())?;
+            }
+            Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights()),
+        }
+        let captured = |value: &Value| {
+            let mut rows = Vec::new();
+            program.read(&mut workspace, &batch, *value, &mut rows)?;
+            Ok(Captured { width: program.layout().slots[value.0 as usize].width, values: rows })
+        };
+        values.iter().map(captured).collect()
     }
 }

@@ -1,13 +1,16 @@
 //! Running tokens through the model: prompts in slices, one token for each of many sequences together.
 
+use super::cancel::Canceller;
 use super::load::Engine;
-use super::runner::{Shape, Work};
+use super::runner::{Runner, Shape, Work};
 use super::sequence::Sequence;
+use crate::backend::cpu::pause::Control;
 use crate::bail;
+use crate::circuit::Outcome;
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 
 /// Appends one token to each sequence and computes their rows together. On error all sequences are as before.
 pub fn forward(sequences: &mut [&mut Sequence], tokens: &[i32]) -> Result<()> {
@@ -24,10 +27,11 @@ pub fn forward(sequences: &mut [&mut Sequence], tokens: &[i32]) -> Result<()> {
 /// Appends tokens to sequences of one engine; all or nothing.
 pub(super) fn append(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])]) -> Result<()> {
     for (sequence, tokens) in parts.iter() {
-        check(engine, sequence, tokens)?;
+        check(engine, sequence, tokens, 0)?;
     }
     let before: Vec<usize> = parts.iter().map(|(s, _)| s.len()).collect();
-    let done = run(engine, parts);
+    let cancels: Vec<(Arc<Canceller>, u64)> = parts.iter().map(|(s, _)| (Arc::clone(s.canceller()), s.canceller().count())).collect();
+    let done = run(engine, parts, &|| cancels.iter().any(|(canceller, count)| canceller.count() != *count));
     for ((sequence, _), before) in parts.iter_mut().zip(before) {
         match done {
             Ok(()) if sequence.len() > before => sequence.state.commit(Some(before)),
@@ -45,18 +49,42 @@ pub(super) fn recompute(engine: &Engine, sequence: &mut Sequence, len: usize) ->
     sequence.reserve_between(position, len)?;
     sequence.state.begin()?;
     let token = [sequence.tokens[position]];
-    let work = Work { tokens: &token, position, pages: sequence.kv(), state: sequence.state.pointers(false) };
+    let work = Work { tokens: &token, position, source: sequence.source(), pages: sequence.kv(), state: sequence.state.pointers(false) };
     let mut runner = engine.runner();
-    if !runner.run(&[work], engine.weights(), engine.pool(), &AtomicBool::new(false))? {
-        bail!(Cancelled, "the step was cancelled");
-    }
+    runner.begin();
+    while runner.run(std::slice::from_ref(&work), engine, Control::none())? == Outcome::Suspended {}
     runner.logits(0, sequence.state.next_logits());
     sequence.state.commit(None);
     Ok(())
 }
 
-fn check(engine: &Engine, sequence: &Sequence, tokens: &[i32]) -> Result<()> {
-    let room = sequence.capacity() - sequence.len();
+/// Runs one batch to its end, unless it is cancelled; the runner holds its logits.
+fn finish<'a>(engine: &'a Engine, work: &[Work<'_>], cancelled: &dyn Fn() -> bool) -> Result<MutexGuard<'a, Runner>> {
+    until_done(engine, cancelled, |runner, control| runner.run(work, engine, control))
+}
+
+/// Calls `run` until what it runs is done, unless that is cancelled.
+pub(super) fn until_done<'a>(
+    engine: &'a Engine,
+    cancelled: &dyn Fn() -> bool,
+    mut run: impl FnMut(&mut Runner, Control<'_>) -> Result<Outcome>,
+) -> Result<MutexGuard<'a, Runner>> {
+    let rings = engine.alarm().rings();
+    let Some(mut runner) = engine.runner_unless(cancelled) else { bail!(Cancelled, "the call was cancelled") };
+    runner.begin();
+    loop {
+        // Read before the look: a cancel after it is a ring that the run notices.
+        let seen = rings.load(Ordering::SeqCst);
+        ensure!(!cancelled(), Cancelled, "the call was cancelled");
+        if run(&mut runner, Control::new(rings, seen, None))? == Outcome::Done {
+            return Ok(runner);
+        }
+    }
+}
+
+/// Whether tokens could be appended after `waiting` others.
+pub(super) fn check(engine: &Engine, sequence: &Sequence, tokens: &[i32], waiting: usize) -> Result<()> {
+    let room = (sequence.capacity() - sequence.len()).saturating_sub(waiting);
     if tokens.len() > room {
         let text = format!(
             "{} tokens do not fit: the sequence holds {} of {}, {room} more fit",
@@ -66,16 +94,26 @@ fn check(engine: &Engine, sequence: &Sequence, tokens: &[i32]) -> Result<()> {
         );
         return Err(Error::new(Kind::ContextFull, text).sizes(tokens.len() as u64, room as u64));
     }
-    let vocab = engine.info().vocab;
-    if let Some(index) = tokens.iter().position(|&t| t < 0 || t as usize >= vocab) {
-        let text = format!("token {} at index {index} is outside the vocabulary of {vocab}", tokens[index]);
-        return Err(Error::new(Kind::InvalidToken, text).at(index as u64));
+    if engine.has_encoder() && sequence.source() == 0 && !tokens.is_empty() {
+        bail!(InvalidState, "the model translates a source, and the sequence has read none yet; encode one first");
     }
-    Ok(())
+    engine.check_tokens(tokens)
+}
+
+impl Engine {
+    /// Checks that tokens are in the vocabulary.
+    pub(super) fn check_tokens(&self, tokens: &[i32]) -> Result<()> {
+        let vocab = self.info().vocab;
+        if let Some(index) = tokens.iter().position(|&t| t < 0 || t as usize >= vocab) {
+            let text = format!("token {} at index {index} is outside the vocabulary of {vocab}", tokens[index]);
+            return Err(Error::new(Kind::InvalidToken, text).at(index as u64));
+        }
+        Ok(())
+    }
 }
 
 /// Runs everything; sequences grow as slices succeed.
-fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])]) -> Result<()> {
+fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])], cancelled: &dyn Fn() -> bool) -> Result<()> {
     for group in parts.chunks_mut(Shape::MOST_SEQUENCES) {
         let mut done = vec![0usize; group.len()];
         loop {
@@ -102,14 +140,11 @@ fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])]) -> Result<()> {
                     let (sequence, tokens) = &mut group[index];
                     let tokens: &[i32] = tokens;
                     let state = sequence.state.pointers(done[index] > 0);
-                    Work { tokens: &tokens[done[index]..done[index] + count], position: sequence.len(), pages: sequence.kv(), state }
+                    let (position, source) = (sequence.len(), sequence.source());
+                    Work { tokens: &tokens[done[index]..done[index] + count], position, source, pages: sequence.kv(), state }
                 })
                 .collect();
-            let mut runner = engine.runner();
-            let stop = AtomicBool::new(false);
-            if !runner.run(&work, engine.weights(), engine.pool(), &stop)? {
-                bail!(Cancelled, "the step was cancelled");
-            }
+            let mut runner = finish(engine, &work, cancelled)?;
             for (row, &(index, count)) in slices.iter().enumerate() {
                 let (sequence, tokens) = &mut group[index];
                 let piece = &tokens[done[index]..done[index] + count];

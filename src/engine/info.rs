@@ -34,6 +34,8 @@ pub struct Info {
     pub bos: Option<i32>,
     /// Tokens that end a generation.
     pub end_tokens: Vec<i32>,
+    /// Beginnings of names of tensors that only drafting would use, and that this engine leaves in the file.
+    pub drafts: Vec<String>,
 }
 
 /// What a path holds, from headers only.

@@ -1,13 +1,17 @@
 //! Loading: from a path to an engine that runs.
 
+use super::cancel::Alarm;
+use super::cost::Cost;
 use super::info::Info;
 use super::pack::{self, Supply};
 use super::plan::Plan;
+use super::preflight;
 use super::prepare::Prepared;
-use super::runner::Runner;
+use super::runner::{Runner, Shape};
+use super::scheduler::Stepper;
 use super::synthetic::Random;
 use super::vocabulary;
-use crate::backend::cpu::pool::{Pool, available_threads};
+use crate::backend::cpu::pool::{Pool, available_threads, lock_unless};
 use crate::backend::cpu::simd;
 use crate::cache::{PagePool, State, StateLayout, StatePool};
 use crate::error::{Error, Kind, Result};
@@ -38,6 +42,9 @@ pub struct Engine {
     weights: Vec<Weight>,
     pool: Pool,
     runner: Mutex<Runner>,
+    stepper: Mutex<Stepper>,
+    alarm: Arc<Alarm>,
+    cost: Cost,
     pools: Vec<Arc<PagePool>>,
     states: Arc<StatePool>,
     zero: Arc<State>,
@@ -49,6 +56,7 @@ pub struct Engine {
 pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>) -> Result<Arc<Engine>> {
     let prepared = Prepared::new(path, options)?;
     let plan = prepared.plan(1)?;
+    preflight::check_memory(&plan, prepared.context, options.memory)?;
     let threads = if options.threads == 0 { available_threads() } else { options.threads };
     let pool = Pool::new(threads)?;
     let mut report = |done_bytes: u64, phase: &'static str| -> Result<()> {
@@ -81,7 +89,9 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
     }
     let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, prepared.model.dims().vocab)?);
     let zero = states.zero()?;
-    let runner = Mutex::new(Runner::new(&prepared, states.layout().slots())?);
+    let encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
+    let runner = Mutex::new(Runner::new(&prepared, &Shape::ALL, encoder, states.layout().slots())?);
+    let stepper = Mutex::new(Stepper::new(Runner::new(&prepared, &Shape::STEPS, None, states.layout().slots())?));
     let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
     let (tokenizer, end_tokens) = vocabulary::open(&prepared.checkpoint);
     let template = match &tokenizer {
@@ -109,9 +119,10 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         simd: simd::table().name(),
         bos: tokenizer.as_ref().ok().and_then(|t| t.bos()),
         end_tokens,
+        drafts: prepared.drafts.clone(),
     };
     report(plan.weights, "done")?;
-    Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, pools, states, zero, tokenizer, template }))
+    Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, stepper, alarm: Arc::default(), cost: Cost::default(), pools, states, zero, tokenizer, template }))
 }
 
 impl Engine {
@@ -176,6 +187,11 @@ impl Engine {
         &self.pool
     }
 
+    /// For each kind of pages, whether its positions are a source's.
+    pub(super) fn of_source(&self) -> &[bool] {
+        &self.prepared.declarations.of_source
+    }
+
     pub(super) fn pools(&self) -> &[Arc<PagePool>] {
         &self.pools
     }
@@ -192,5 +208,29 @@ impl Engine {
 
     pub(super) fn runner(&self) -> MutexGuard<'_, Runner> {
         self.runner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The runner of blocking calls, unless `give_up` says so while others have it.
+    pub(super) fn runner_unless(&self, give_up: &dyn Fn() -> bool) -> Option<MutexGuard<'_, Runner>> {
+        lock_unless(&self.runner, give_up)
+    }
+
+    /// The stepper, unless `give_up` says so while another call has it.
+    pub(super) fn stepper_unless(&self, give_up: &dyn Fn() -> bool) -> Option<MutexGuard<'_, Stepper>> {
+        lock_unless(&self.stepper, give_up)
+    }
+
+    /// What rows cost.
+    pub(super) fn cost(&self) -> &Cost {
+        &self.cost
+    }
+
+    pub(super) fn alarm(&self) -> &Arc<Alarm> {
+        &self.alarm
+    }
+
+    /// Cancels every sequence of the model, as [`super::Canceller::cancel`] does one. Any thread.
+    pub fn cancel(&self) {
+        self.alarm.cancel_all();
     }
 }

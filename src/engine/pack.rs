@@ -1,11 +1,13 @@
 //! From a checkpoint's tensors to weights as operations use them: panels filled in parallel, vectors decoded.
 
+use super::prepare::layout_for;
 use super::synthetic::Random;
 use crate::backend::cpu::pack::{CodeRow, LANES, Layout, Packed};
 use crate::backend::cpu::pool::Pool;
 use crate::{bail, ensure};
 use crate::error::{Error, Kind, Result, vec_filled};
 use crate::ops::{ExpertCache, Matrix, PagedExperts, PanelSource, StoredRows, Weight};
+use crate::options::Compute;
 use crate::quant::{self, Unpacked};
 use crate::tensor::DType;
 use crate::weights::{Checkpoint, CodeForm, Form, Part, Pick, Role, Source, Stored, WeightSpec};
@@ -31,7 +33,7 @@ pub(super) fn read(supply: &Supply, spec: &WeightSpec, layouts: &[Layout], pool:
     match (&spec.source, spec.role) {
         (Source::Constant(values), _) => Ok(Weight::Vector(values.clone())),
         (Source::Tensors(parts), Role::Vector { add }) => vector(supply, parts, add).map(Weight::Vector),
-        (Source::Tensors(parts), Role::Rows) => stored(supply, &parts[0], spec.cols),
+        (Source::Tensors(parts), Role::Rows) => stored(supply, parts, spec.cols),
         (Source::Tensors(parts), _) => one(parts, layouts).map(Weight::Matrix),
         (Source::Experts(experts), _) => {
             let mut layouts = layouts;
@@ -63,11 +65,16 @@ fn vector(supply: &Supply, parts: &[Part], add: f32) -> Result<Vec<f32>> {
     let len = parts.iter().map(|p| p.rows).sum();
     let mut out = vec_filled(len, 0.0, "a vector of weights")?;
     let mut at = 0;
+    // Biases of experts are many parts of one tensor.
+    let mut last: (&str, Vec<f32>) = ("", Vec::new());
     for part in parts {
         let piece = &mut out[at..at + part.rows];
         match supply {
             Supply::Checkpoint(checkpoint) => {
-                let stored = find(checkpoint, &part.tensor)?.values()?;
+                if last.0 != part.tensor {
+                    last = (&part.tensor, find(checkpoint, &part.tensor)?.values()?);
+                }
+                let stored = &last.1;
                 piece.iter_mut().enumerate().for_each(|(row, v)| *v = stored[part.stored(row)]);
             }
             Supply::Random(random) => random.vector(&part.tensor, piece),
@@ -99,8 +106,32 @@ impl StoredRows for InMemory {
     }
 }
 
-fn stored(supply: &Supply, part: &Part, cols: usize) -> Result<Weight> {
-    Ok(Weight::Stored(match supply {
+/// Rows of several tensors, one after another: the number of the first row of each, and its rows.
+struct Shards(Vec<(usize, Box<dyn StoredRows>)>);
+
+impl StoredRows for Shards {
+    fn decode_row(&self, row: usize, out: &mut [f32]) {
+        let after = self.0.partition_point(|(first, _)| *first <= row);
+        let (first, rows) = &self.0[after - 1];
+        rows.decode_row(row - first, out);
+    }
+}
+
+fn stored(supply: &Supply, parts: &[Part], cols: usize) -> Result<Weight> {
+    if let [part] = parts {
+        return stored_rows(supply, part, cols).map(Weight::Stored);
+    }
+    let mut shards = crate::error::vec_with_capacity(parts.len(), "the list of a table's shards")?;
+    let mut first = 0;
+    for part in parts {
+        shards.push((first, stored_rows(supply, part, cols)?));
+        first += part.rows;
+    }
+    Ok(Weight::Stored(Box::new(Shards(shards))))
+}
+
+fn stored_rows(supply: &Supply, part: &Part, cols: usize) -> Result<Box<dyn StoredRows>> {
+    Ok(match supply {
         Supply::Checkpoint(checkpoint) => {
             let stored = find(checkpoint, &part.tensor)?;
             // Once now, so that a type nobody decodes is an error here and not a surprise later.
@@ -108,7 +139,7 @@ fn stored(supply: &Supply, part: &Part, cols: usize) -> Result<Weight> {
             Box::new(InFile { part: oriented(part, &stored), stored })
         }
         Supply::Random(random) => Box::new(InMemory(random.rows(&part.tensor, part.rows, cols)?)),
-    }))
+    })
 }
 
 /// Packs one tensor, panels shared among the pool's workers.
@@ -133,6 +164,13 @@ fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool
                 let rows = index * LANES..((index + 1) * LANES).min(part.rows);
                 let mut panel = panels[index].lock().unwrap_or_else(PoisonError::into_inner);
                 let done = match (&tensor, supply) {
+                    (Some(_), _) if columns.is_some() && layout.is_integer() => {
+                        let values = columns.as_deref().unwrap_or_default();
+                        scratch
+                            .rows(rows.len(), cols)
+                            .map(|out| out.copy_from_slice(&values[rows.start * cols..rows.end * cols]))
+                            .and_then(|()| fill_values(DType::Q8_0, layout, cols, rows.len(), &mut panel, &mut scratch))
+                    }
                     (Some(_), _) if columns.is_some() => {
                         let values = columns.as_deref().unwrap_or_default();
                         let rows: Vec<&[f32]> = rows.map(|row| &values[row * cols..][..cols]).collect();
@@ -281,6 +319,13 @@ fn columns(tensor: &Stored, part: &Part, width: usize, start: usize, cols: usize
 /// Fills one panel from stored rows.
 fn fill(stored: &Stored, part: &Part, layout: Layout, cols: usize, rows: Range<usize>, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
     match (stored.form(), layout) {
+        // Asked for by a precision rule, not what the checkpoint's own codes become.
+        (form, super::precision::Q8_0) if !layout_for(form, cols, Compute::Fast).is_ok_and(|own| own == layout) => {
+            for (row, values) in rows.clone().zip(scratch.rows(rows.len(), cols)?.chunks_mut(cols)) {
+                stored.decode_row(part.stored(row), values)?;
+            }
+            fill_values(DType::Q8_0, layout, cols, rows.len(), panel, scratch)
+        }
         (Form::Plain(dtype), _) if layout.is_integer() || matches!((dtype, layout), (DType::BF16, Layout::Bf16) | (DType::F16, Layout::F16)) => {
             let row = |lane| if rows.start + lane < rows.end { stored.plain_row(part.stored(rows.start + lane), cols) } else { &[] };
             let stored: [&[u8]; LANES] = std::array::from_fn(row);
@@ -430,7 +475,7 @@ mod tests {
         let rows = d.experts("rows", vec![slice(0), slice(1)], 32);
         let columns = d.experts("columns", vec![turned(0), turned(1)], 4);
         let biases = d.vector_parts("biases", vec![Part::slice("b", [2, 6, 1], 1, 3).rows_from(1, 2), Part::slice("b", [2, 6, 1], 0, 2)], 0.5);
-        let mut read = |id: crate::ops::WeightId| {
+        let read = |id: crate::ops::WeightId| {
             let spec = &d.weights[id.0 as usize];
             read(&supply, spec, &vec![Layout::F32; spec.parts().count()], &pool).unwrap()
         };

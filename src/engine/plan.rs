@@ -23,7 +23,7 @@ pub struct Plan {
 impl Plan {
     /// Sum of the classes.
     pub fn total(&self) -> u64 {
-        self.weights + self.kv + self.state + self.scratch + self.other
+        [self.kv, self.state, self.scratch, self.other].into_iter().fold(self.weights, u64::saturating_add)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Everything that is known of a model before its weights are read: declarations, formats, circuit, sizes.
 
-use super::pack;
 use super::plan::Plan;
+use super::preflight::{self, Class, Counts, Finding, report};
 use super::runner::Shape;
+use super::{pack, precision};
 use crate::cache::{PagePool, StateLayout};
 use crate::circuit::{Circuit, Needs, Program, Tape, fuse, lower};
 use crate::error::{Error, Kind, Result};
@@ -10,11 +11,12 @@ use crate::families::loader_for_config;
 use crate::layers::{Config, RopeParameters};
 use crate::model::{Build, Model};
 use crate::ops::{KvType, Value, WeightId};
-use crate::options::{Compute, LoadOptions};
+use crate::options::{Compute, LoadOptions, Precision};
 use crate::tensor::DType;
 use crate::weights::{Checkpoint, CodeForm, Declarations, Form, Part, Pick, Role, Source, WeightSpec, regroup};
 use crate::{bail, ensure};
 use crate::backend::cpu::pack::{Layout, Packed};
+use std::cell::OnceCell;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -26,6 +28,8 @@ pub(super) struct Prepared {
     pub declarations: Declarations,
     /// Layout of each part of each weight; empty for vectors and stored rows.
     pub layouts: Vec<Vec<Layout>>,
+    /// Stems of tensors that only drafting would use.
+    pub drafts: Vec<String>,
     pub compute: Compute,
     /// Longest sequence.
     pub context: usize,
@@ -34,6 +38,8 @@ pub(super) struct Prepared {
     pub options: LoadOptions,
 }
 
+/// Most layers, several times what any published model has.
+const MOST_LAYERS: usize = 1024;
 /// Context taken where the host names none and the model would allow more. A model whose rotary frequencies depend on the longest
 /// sequence (LongRoPE) keeps those it was trained with.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -46,54 +52,78 @@ impl Prepared {
         let config = Config::new(checkpoint.config())?;
         // Models that also see have their language model's numbers in an object of their own.
         let text = config.opt_object("text_config")?.unwrap_or(config);
-        let longest = text.usize_or("max_position_embeddings", text.usize_or("model_max_length", 2048)?)?;
-        let context = if options.context == 0 { longest.min(DEFAULT_CONTEXT).min(RopeParameters::trained(&config)?) } else { options.context };
-        ensure!(
-            context <= longest,
-            LimitExceeded,
-            "a context of {context} tokens was asked for; the model's limit is {longest} (max_position_embeddings)"
-        );
+        // Every layer has tensors of its own; a count beyond this is no model and would only fill memory with names.
+        for key in ["num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers"] {
+            let layers = text.count(key)?.unwrap_or(0);
+            ensure!(layers <= MOST_LAYERS, LimitExceeded, "config.json: {key} is {layers}; at most {MOST_LAYERS} are possible");
+        }
         let compute = Compute::resolve(options.compute)?;
+        let schedule = options.precision.resolve()?;
         let expert_budget = options.expert_budget()?.filter(|_| options.synthetic.is_none());
         // A checkpoint stored in f32 gets a cache of the same precision.
         let stored = checkpoint.describe().by_dtype.first().map(|(dtype, _)| *dtype);
         let exact = compute == Compute::F32 || stored == Some(DType::F32) && options.synthetic.is_none();
         let kv_type = if exact { KvType::F32 } else { KvType::F16 };
         let mut declarations = Declarations::default();
-        let model = (family.build)(&config, &Build { context, kv_type, checkpoint: &checkpoint }, &mut declarations)?;
-        if options.synthetic.is_none() {
-            checkpoint.check_quantisation()?;
-            regroup(&mut declarations, &checkpoint);
-        }
+        let mut build = || -> Result<(usize, Box<dyn Model>)> {
+            let context = context(&text, options.context)?;
+            let model = (family.build)(&config, &Build { context, kv_type, checkpoint: &checkpoint }, &mut declarations)?;
+            Ok((context, model))
+        };
+        let built = build();
         let mut findings = Vec::new();
-        let mut layouts = Vec::with_capacity(declarations.weights.len());
-        for spec in &declarations.weights {
-            match part_layouts(&checkpoint, spec, compute, options) {
-                Ok(layout) => layouts.push(layout),
-                Err(e) => {
-                    findings.push(e);
-                    layouts.push(Vec::new());
+        if options.synthetic.is_none()
+            && let Err(e) = checkpoint.check_quantisation()
+        {
+            findings.push(Finding::from_error(Class::Quantisation, "quantization_config", e));
+        }
+        let (context, model) = match built {
+            Ok(built) => built,
+            Err(e) => {
+                let said = Finding::from_error(Class::Config, "", e.clone());
+                if options.synthetic.is_none() {
+                    findings.extend(preflight::refused(&checkpoint, &text, &said));
                 }
+                // What ended the reading is said first among what is as telling.
+                findings.insert(0, said);
+                return Err(report(findings).unwrap_or(e));
+            }
+        };
+        let mut drafts = Vec::new();
+        let mut counts = Counts::default();
+        // No tensor can be found where nothing is known of how it is stored.
+        if options.synthetic.is_none() && findings.is_empty() {
+            regroup(&mut declarations, &checkpoint);
+            counts = Counts::take(&checkpoint, &declarations, &text);
+            findings.append(&mut counts.findings);
+            drafts = std::mem::take(&mut counts.drafts);
+        }
+        let mut layouts = Vec::with_capacity(declarations.weights.len());
+        if findings.iter().all(|finding| finding.class != Class::Quantisation) {
+            let choice = Choice { checkpoint: &checkpoint, config: &text, counts: &counts, compute, schedule: &schedule, options, root: Default::default() };
+            for spec in &declarations.weights {
+                layouts.push(choice.layouts(spec, &mut findings));
             }
         }
-        if let Some(first) = findings.first().cloned() {
-            return Err(match findings.len() {
-                1 => first,
-                n => {
-                    let rest: Vec<&str> = findings[1..].iter().take(9).map(Error::message).collect();
-                    let more = if n > 10 { format!("; and {} more", n - 10) } else { String::new() };
-                    Error::new(first.kind(), format!("{} findings: {}; {}{more}", n, first.message(), rest.join("; "))).named(first.name().unwrap_or(""))
-                }
-            });
+        match report(findings) {
+            Some(e) => Err(e),
+            None => Ok(Prepared { checkpoint: Arc::new(checkpoint), model_type, model, declarations, layouts, drafts, compute, context, expert_budget, options: options.clone() }),
         }
-        let checkpoint = Arc::new(checkpoint);
-        Ok(Prepared { checkpoint, model_type, model, declarations, layouts, compute, context, expert_budget, options: options.clone() })
     }
 
     /// The circuit with formats connected, fused unless `plain`.
     pub fn circuit(&self, all_logits: bool, plain: bool) -> Result<Circuit> {
+        self.finished(all_logits, plain, |tape| self.model.record(tape))
+    }
+
+    /// The encoder's circuit, where the model has one.
+    pub fn encoder_circuit(&self, plain: bool) -> Result<Option<Circuit>> {
+        self.model.encoder().map(|encoder| self.finished(true, plain, |tape| encoder.record(tape))).transpose()
+    }
+
+    fn finished(&self, all_logits: bool, plain: bool, record: impl FnOnce(&mut Tape<'_>) -> Value) -> Result<Circuit> {
         let mut tape = Tape::new(&self.declarations, all_logits);
-        let output = self.model.record(&mut tape);
+        let output = record(&mut tape);
         let mut circuit = tape.finish(output)?;
         lower(&mut circuit, &|id| self.needs(id));
         if !plain {
@@ -104,13 +134,12 @@ impl Prepared {
 
     /// A program for batches of `shape`; values named in `keep` can be read after a run.
     pub fn program(&self, shape: Shape, all_logits: bool, keep: &[&str]) -> Result<(Program, Vec<Value>)> {
-        let circuit = self.circuit(all_logits, false)?;
-        let mut values = Vec::with_capacity(keep.len());
-        for name in keep {
-            let found = circuit.named(name).ok_or_else(|| Error::new(Kind::NotFound, format!("no tensor is named {name:?} in this circuit")).named(*name))?;
-            values.push(found);
-        }
-        Ok((Program::new(circuit, shape.rows, shape.sequences, &values)?, values))
+        compiled(self.circuit(all_logits, false)?, shape, keep)
+    }
+
+    /// A program for sources of up to `rows` tokens, where the model has an encoder.
+    pub fn encoder_program(&self, rows: usize, keep: &[&str]) -> Result<Option<(Program, Vec<Value>)>> {
+        self.encoder_circuit(false)?.map(|circuit| compiled(circuit, Shape { rows, sequences: 1 }, keep)).transpose()
     }
 
     fn needs(&self, id: WeightId) -> Needs {
@@ -125,80 +154,140 @@ impl Prepared {
 
     /// Bytes by class, for `sequences` sequences of the longest context.
     pub fn plan(&self, sequences: usize) -> Result<Plan> {
+        // Sizes of made-up weights follow the config alone, so sums stop at the largest number instead of passing it.
         let (mut weights, mut paged) = (0u64, 0u64);
         for (spec, layouts) in self.declarations.weights.iter().zip(&self.layouts) {
+            let bytes = |(part, layout): (&Part, &Layout)| Packed::bytes(*layout, part.rows, spec.cols).map_or(u64::MAX, |n| n as u64);
             let place = if self.pages(spec)? { &mut paged } else { &mut weights };
-            *place += match spec.role {
-                Role::Matrix | Role::Experts => {
-                    let bytes = |(part, layout): (&Part, &Layout)| Packed::bytes(*layout, part.rows, spec.cols).unwrap_or(0) as u64;
-                    spec.parts().zip(layouts).map(bytes).sum()
-                }
-                Role::Rows => if self.options.synthetic.is_some() { (spec.rows * spec.cols * 2) as u64 } else { 0 },
-                Role::Vector { .. } => (spec.cols * 4) as u64,
-            };
+            *place = place.saturating_add(match spec.role {
+                Role::Matrix | Role::Experts => spec.parts().zip(layouts).map(bytes).fold(0, u64::saturating_add),
+                Role::Rows if self.options.synthetic.is_some() => (spec.rows as u64).saturating_mul(spec.cols as u64).saturating_mul(2),
+                Role::Rows => 0,
+                Role::Vector { .. } => (spec.cols as u64).saturating_mul(4),
+            });
         }
-        weights += paged.min(self.expert_budget.unwrap_or(0));
-        let kv = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences)).sum();
-        let mut scratch = 0;
-        for shape in Shape::ALL {
-            scratch = scratch.max(self.program(shape, false, &[])?.0.workspace_bytes() as u64);
-        }
+        let weights = weights.saturating_add(paged.min(self.expert_budget.unwrap_or(0)));
+        let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences));
+        let kv = pools.fold(0, u64::saturating_add);
+        // Blocking calls and steps each have a workspace, as large as their largest program needs.
+        let bytes = |shape: Shape| -> Result<u64> { Ok(self.program(shape, false, &[])?.0.workspace_bytes() as u64) };
+        let small = bytes(Shape::ALL[0])?.max(bytes(Shape::ALL[1])?);
+        let encoder = self.encoder_program(self.context, &[])?.map_or(0, |(encoder, _)| encoder.workspace_bytes() as u64);
+        let scratch = bytes(Shape::ALL[2])?.max(small).max(encoder) + bytes(Shape::STEPS[2])?.max(small);
         // Each sequence has a committed and a spare state, and all share the one before any token.
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
-        let states = (2 * sequences as u64 + 1) * 4;
-        let state = states * layout.slot_floats() as u64;
-        Ok(Plan { weights, kv, state, scratch, other: states * self.model.dims().vocab as u64 })
+        let states = (sequences as u64).saturating_mul(2).saturating_add(1).saturating_mul(4);
+        Ok(Plan {
+            weights,
+            kv,
+            state: states.saturating_mul(layout.slot_floats() as u64),
+            scratch,
+            other: states.saturating_mul(self.model.dims().vocab as u64),
+        })
     }
 }
 
-/// The layout of each part of a weight, after checking that the checkpoint holds it in the declared shape.
-fn part_layouts(checkpoint: &Checkpoint, spec: &WeightSpec, compute: Compute, options: &LoadOptions) -> Result<Vec<Layout>> {
-    if let Source::Experts(experts) = &spec.source {
-        for (index, parts) in experts.iter().enumerate() {
-            let rows: usize = parts.iter().map(|p| p.rows).sum();
-            ensure!(rows == spec.rows, Internal, "{}: expert {index} has {rows} rows, expert 0 has {}", spec.name, spec.rows);
-        }
+/// A program for batches of `shape`, and the values of those names, which can be read after a run.
+pub(super) fn compiled(circuit: Circuit, shape: Shape, keep: &[&str]) -> Result<(Program, Vec<Value>)> {
+    let mut values = Vec::with_capacity(keep.len());
+    for name in keep {
+        let found = circuit.named(name).ok_or_else(|| Error::new(Kind::NotFound, format!("no tensor is named {name:?} in this circuit")).named(*name))?;
+        values.push(found);
     }
-    let mut layouts = Vec::new();
-    for part in spec.parts() {
+    Ok((Program::new(circuit, shape.rows, shape.sequences, &values)?, values))
+}
+
+/// The longest sequence: what the host asks for, within what the model allows.
+fn context(text: &Config<'_>, asked: usize) -> Result<usize> {
+    let longest = text.usize_or("max_position_embeddings", text.usize_or("model_max_length", 2048)?)?;
+    let context = if asked == 0 { longest.min(DEFAULT_CONTEXT).min(RopeParameters::trained(text)?) } else { asked };
+    ensure!(
+        context <= longest,
+        LimitExceeded,
+        "a context of {context} tokens was asked for; the model's limit is {longest} (max_position_embeddings)"
+    );
+    Ok(context)
+}
+
+/// What the choice of layouts looks at.
+struct Choice<'a> {
+    checkpoint: &'a Checkpoint,
+    config: &'a Config<'a>,
+    counts: &'a Counts,
+    compute: Compute,
+    schedule: &'a Precision,
+    options: &'a LoadOptions,
+    /// Where the first missing tensor is instead; looked for once.
+    root: OnceCell<Option<&'a str>>,
+}
+
+impl Choice<'_> {
+    /// The layout of each part of a weight, after checking that the checkpoint holds it in the declared shape.
+    fn layouts(&self, spec: &WeightSpec, findings: &mut Vec<Finding>) -> Vec<Layout> {
+        let mut layouts = Vec::new();
+        if let Source::Experts(experts) = &spec.source {
+            for (index, parts) in experts.iter().enumerate() {
+                let rows: usize = parts.iter().map(|p| p.rows).sum();
+                if rows != spec.rows {
+                    let text = format!("{}: expert {index} has {rows} rows, expert 0 has {}", spec.name, spec.rows);
+                    findings.push(Finding::new(Class::Tensor, Kind::Internal, &spec.name, text));
+                    return layouts;
+                }
+            }
+        }
+        for part in spec.parts() {
+            match self.checked(spec, part).and_then(|(form, pick)| self.layout(spec, part, form, pick).map_err(|e| preflight::unusable(part, e))) {
+                Ok(layout) => layouts.extend(layout),
+                Err(finding) if finding.class == Class::Missing && self.counts.covers(&part.tensor) => {}
+                Err(finding) => findings.push(finding),
+            }
+        }
+        layouts
+    }
+
+    /// How a part is stored, and which of its rows it takes, after comparing shapes.
+    fn checked(&self, spec: &WeightSpec, part: &Part) -> Result<(Form, Pick), Finding> {
+        if let Some(synthetic) = self.options.synthetic {
+            return Ok((Form::Plain(synthetic.dtype), part.pick));
+        }
         let cols = if matches!(spec.role, Role::Vector { .. }) { 1 } else { spec.cols };
-        let (form, pick) = match options.synthetic {
-            Some(synthetic) => (Form::Plain(synthetic.dtype), part.pick),
-            None => {
-                let stored = checkpoint.stored(&part.tensor)?.ok_or_else(|| {
-                    Error::new(Kind::CorruptFile, format!("the checkpoint has no tensor {}, which the config asks for", part.tensor)).named(&part.tensor)
-                })?;
-                let part = pack::oriented(part, &stored);
-                let wanted = part.shape(cols)?;
-                if squeezed(&stored.shape) != squeezed(&wanted) {
-                    let text = format!("{}: the checkpoint holds {:?}, the config asks for {:?}", part.tensor, stored.shape, squeezed(&wanted));
-                    return Err(Error::new(Kind::Mismatch, text).named(&part.tensor));
-                }
-                (stored.form(), part.pick)
-            }
-        };
-        match spec.role {
-            Role::Matrix | Role::Experts => {
-                let mut layout = layout_for(form, spec.cols, compute).map_err(|e| e.context(&part.tensor).named(&part.tensor))?;
-                if matches!(pick, Pick::Transposed { .. }) && layout.is_integer() {
-                    // Scales run along stored rows, which a transposed part crosses.
-                    layout = Layout::Bf16;
-                }
-                if Packed::bytes(layout, part.rows, spec.cols).is_none() {
-                    bail!(TooLarge, "{}: [{}, {}] does not fit {layout:?}", part.tensor, part.rows, spec.cols);
-                }
-                layouts.push(layout);
-            }
-            _ => {
-                if let Form::Plain(dtype) = form
-                    && crate::quant::format(dtype).is_none()
-                {
-                    bail!(Unsupported, "{}: element type {dtype} is not decoded by this build", part.tensor);
-                }
-            }
+        let found = self.checkpoint.stored(&part.tensor).map_err(|e| preflight::unusable(part, e))?;
+        let stored = found.ok_or_else(|| {
+            let root = self.root.get_or_init(|| preflight::other_root(self.checkpoint, &part.tensor));
+            preflight::missing(self.config, &part.tensor, *root)
+        })?;
+        let oriented = pack::oriented(part, &stored);
+        let wanted = oriented.shape(cols).map_err(|e| preflight::unusable(part, e))?;
+        if squeezed(&stored.shape) != squeezed(&wanted) {
+            return Err(preflight::misshapen(self.config, part, &squeezed(&stored.shape), &squeezed(&wanted)));
         }
+        Ok((stored.form(), oriented.pick))
     }
-    Ok(layouts)
+
+    /// The layout of a matrix; nothing for what is not multiplied.
+    fn layout(&self, spec: &WeightSpec, part: &Part, form: Form, pick: Pick) -> Result<Option<Layout>> {
+        if !matches!(spec.role, Role::Matrix | Role::Experts) {
+            if let Form::Plain(dtype) = form
+                && crate::quant::format(dtype).is_none()
+            {
+                bail!(Unsupported, "{}: element type {dtype} is not decoded by this build", part.tensor);
+            }
+            return Ok(None);
+        }
+        let mut own = layout_for(form, spec.cols, self.compute).map_err(|e| e.context(&part.tensor).named(&part.tensor))?;
+        if matches!(pick, Pick::Transposed { .. }) && own.is_integer() {
+            // Scales run along stored rows, which a transposed part crosses.
+            own = Layout::Bf16;
+        }
+        let layout = match self.options.synthetic {
+            Some(_) => own,
+            None => precision::layout(self.schedule, &part.tensor, own, spec.cols)?,
+        };
+        if Packed::bytes(layout, part.rows, spec.cols).is_none() {
+            bail!(TooLarge, "{}: [{}, {}] does not fit {layout:?}", part.tensor, part.rows, spec.cols);
+        }
+        Ok(Some(layout))
+    }
 }
 
 /// A shape without its dimensions of 1, which change nothing about where elements lie.

@@ -3,8 +3,10 @@
 //! What came before can be had again exactly, or the call is refused and nothing changes: [`Sequence::mark`] and
 //! [`Sequence::rollback`] within the timeline, [`Sequence::fork`] for a second one, [`super::Snapshot`] for keeping.
 
+use super::cancel::Canceller;
 use super::forward::{append, recompute};
 use super::load::Engine;
+use super::queue::Queue;
 use crate::cache::{LayerPages, SequenceState, State};
 use crate::error::{Error, Kind, Result, vec_with_capacity};
 use crate::ops::KvPages;
@@ -41,11 +43,15 @@ pub struct Sequence {
     engine: Arc<Engine>,
     pub(super) tokens: Vec<i32>,
     pub(super) pages: Vec<LayerPages>,
+    /// Tokens of the source that was read; 0 before, and where the model reads none.
+    source: usize,
     /// Recurrent slots and logits.
     pub(super) state: SequenceState,
     /// In order of position. Keys and values of positions before a mark are never rewritten, so a state is all it keeps.
     marks: Vec<(Mark, Arc<State>)>,
     capacity: usize,
+    pub(super) queue: Queue,
+    canceller: Arc<Canceller>,
 }
 
 impl Sequence {
@@ -67,10 +73,18 @@ impl Sequence {
             engine: Arc::clone(engine),
             tokens: vec_with_capacity(capacity, "a sequence's tokens")?,
             pages,
+            source: 0,
             state,
             marks: Vec::new(),
             capacity,
+            queue: Queue::default(),
+            canceller: Canceller::new(engine.alarm()),
         })
+    }
+
+    /// Cancels what this sequence is doing, from any thread.
+    pub fn canceller(&self) -> &Arc<Canceller> {
+        &self.canceller
     }
 
     /// Tokens it holds.
@@ -93,6 +107,11 @@ impl Sequence {
         &self.tokens
     }
 
+    /// Tokens of the source it translates; 0 where none was read.
+    pub fn source(&self) -> usize {
+        self.source
+    }
+
     /// The model it runs on.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
@@ -113,7 +132,7 @@ impl Sequence {
     /// A second sequence with the same tokens and state, sharing all memory until one of them writes. Marks stay behind.
     pub fn fork(&self) -> Result<Sequence> {
         let mut fork = Sequence::new(&self.engine, &SequenceOptions { context: self.capacity })?;
-        fork.take(&self.tokens, &self.pages, &self.state.share())?;
+        fork.take(&self.tokens, self.source, &self.pages, &self.state.share())?;
         Ok(fork)
     }
 
@@ -179,23 +198,44 @@ impl Sequence {
     }
 
     /// Takes up tokens and the state after them. On error the sequence is as before.
-    pub(super) fn take(&mut self, tokens: &[i32], pages: &[LayerPages], state: &Arc<State>) -> Result<()> {
+    pub(super) fn take(&mut self, tokens: &[i32], source: usize, pages: &[LayerPages], state: &Arc<State>) -> Result<()> {
         ensure!(tokens.len() <= self.capacity, ContextFull, "{} tokens do not fit a sequence of {}", tokens.len(), self.capacity);
         let pages = pages.iter().map(|pages| pages.fork(self.capacity)).collect::<Result<_>>()?;
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
         self.pages = pages;
+        self.source = source;
+        // A step that is under way may have pages past the end.
+        self.own_pages().for_each(|pages| pages.truncate(tokens.len()));
         self.marks.clear();
         self.state.set(state);
         Ok(())
     }
 
+    /// Takes up a source that was read into `fresh`; its other pages are not looked at.
+    pub(super) fn take_source(&mut self, len: usize, fresh: Vec<LayerPages>) {
+        let engine = Arc::clone(&self.engine);
+        for ((own, fresh), of_source) in self.pages.iter_mut().zip(fresh).zip(engine.of_source()) {
+            if *of_source {
+                *own = fresh;
+            }
+        }
+        self.source = len;
+        self.state.renew();
+        self.marks.clear();
+    }
+
+    /// The pages whose positions are the sequence's own.
+    fn own_pages(&mut self) -> impl Iterator<Item = &mut LayerPages> {
+        self.pages.iter_mut().zip(self.engine.of_source()).filter(|(_, of_source)| !**of_source).map(|(pages, _)| pages)
+    }
+
     /// Forgets tokens past `len`; pages past it go back.
     pub(super) fn drop_to(&mut self, len: usize) {
+        // A step that is under way may have written to them.
+        self.state.renew();
         self.tokens.truncate(len);
-        for pages in &mut self.pages {
-            pages.truncate(len);
-        }
+        self.own_pages().for_each(|pages| pages.truncate(len));
         self.marks.retain(|(mark, _)| mark.len <= len);
     }
 
@@ -206,7 +246,7 @@ impl Sequence {
 
     /// Makes positions `from .. to` of every layer writable.
     pub(super) fn reserve_between(&mut self, from: usize, to: usize) -> Result<()> {
-        self.pages.iter_mut().try_for_each(|pages| pages.reserve(from, to))
+        self.own_pages().try_for_each(|pages| pages.reserve(from, to))
     }
 
     /// Borrows the pages for a run.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 pub struct Snapshot {
     engine: Arc<Engine>,
     tokens: Vec<i32>,
+    source: usize,
     pages: Vec<LayerPages>,
     state: Arc<State>,
 }
@@ -22,14 +23,17 @@ impl Sequence {
     pub fn snapshot(&self) -> Result<Snapshot> {
         let mut tokens = vec_with_capacity(self.len(), "a snapshot's tokens")?;
         tokens.extend_from_slice(&self.tokens);
-        let pages = self.pages.iter().map(|pages| pages.fork(self.len())).collect::<Result<_>>()?;
-        Ok(Snapshot { engine: Arc::clone(self.engine()), tokens, pages, state: self.state.share() })
+        let mut pages: Vec<LayerPages> = self.pages.iter().map(|pages| pages.fork(self.len())).collect::<Result<_>>()?;
+        // A step that is under way may have pages past the end.
+        let own = pages.iter_mut().zip(self.engine().of_source()).filter(|(_, of_source)| !**of_source);
+        own.for_each(|(pages, _)| pages.truncate(self.len()));
+        Ok(Snapshot { engine: Arc::clone(self.engine()), tokens, source: self.source(), pages, state: self.state.share() })
     }
 
     /// Becomes what the snapshot kept, bit for bit; its own tokens and marks are gone. On error it is as before.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         ensure!(Arc::ptr_eq(self.engine(), &snapshot.engine), Mismatch, "the snapshot was taken from a sequence of another loaded model");
-        self.take(&snapshot.tokens, &snapshot.pages, &snapshot.state)
+        self.take(&snapshot.tokens, snapshot.source, &snapshot.pages, &snapshot.state)
     }
 }
 
@@ -45,15 +49,16 @@ impl Snapshot {
     /// Size of [`Snapshot::to_bytes`].
     pub fn byte_len(&self) -> usize {
         let pages: usize = self.pages.iter().map(|p| p.count() * p.page_bytes()).sum();
-        8 * 4 + 4 * (self.tokens.len() + self.state.floats().len()) + pages
+        8 * 5 + 4 * (self.tokens.len() + self.state.floats().len()) + pages
     }
 
-    /// Little-endian bytes: magic, fingerprint of the model, tokens, recurrent state, pages of each layer, checksum.
+    /// Little-endian bytes: magic, fingerprint of the model, length of the source, tokens, recurrent state, pages of each layer, checksum.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let floats = self.state.floats();
         let mut out = vec_with_capacity(self.byte_len(), "a snapshot's bytes")?;
         out.extend_from_slice(MAGIC);
         out.extend_from_slice(&fingerprint(&self.engine)?.to_le_bytes());
+        out.extend_from_slice(&(self.source as u64).to_le_bytes());
         out.extend_from_slice(&(self.tokens.len() as u64).to_le_bytes());
         self.tokens.iter().for_each(|t| out.extend_from_slice(&t.to_le_bytes()));
         floats.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
@@ -76,7 +81,10 @@ impl Snapshot {
             Mismatch,
             "snapshot: kept by another model, or by this one loaded with other options"
         );
-        let (count, most) = (u64::from_le_bytes(*rest.chunk()?), engine.info().context);
+        let (source, most) = (u64::from_le_bytes(*rest.chunk()?), engine.info().context);
+        ensure!(source <= most as u64, ContextFull, "snapshot: a source of {source} tokens, the model was loaded for {most}");
+        let source = source as usize;
+        let count = u64::from_le_bytes(*rest.chunk()?);
         ensure!(count <= most as u64, ContextFull, "snapshot: {count} tokens, the model was loaded for {most}");
         let count = count as usize;
         let mut tokens = vec_with_capacity(count, "a snapshot's tokens")?;
@@ -85,16 +93,17 @@ impl Snapshot {
         let floats = rest.take(4 * pool.layout().floats())?;
         let state = pool.filled(floats.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)))?;
         let mut pages = vec_with_capacity(engine.pools().len(), "a snapshot's pages")?;
-        for pool in engine.pools() {
-            let mut layer = LayerPages::new(pool, count)?;
-            layer.reserve(0, count)?;
-            for index in 0..count.div_ceil(PAGE) {
+        for (pool, of_source) in engine.pools().iter().zip(engine.of_source()) {
+            let positions = if *of_source { source } else { count };
+            let mut layer = LayerPages::new(pool, positions)?;
+            layer.reserve(0, positions)?;
+            for index in 0..positions.div_ceil(PAGE) {
                 layer.write_page(index, rest.take(layer.page_bytes())?);
             }
             pages.push(layer);
         }
         ensure!(rest.at == body.len(), CorruptFile, "snapshot: {} bytes are left over", body.len() - rest.at);
-        Ok(Snapshot { engine: Arc::clone(engine), tokens, pages, state })
+        Ok(Snapshot { engine: Arc::clone(engine), tokens, source, pages, state })
     }
 }
 

@@ -23,7 +23,13 @@ pub(super) fn attention_dims(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations
 }
 
 /// Layer `i` with norms before attention and before the feed-forward.
-pub(super) fn layer<M: FeedForward + 'static>(common: &Common, d: &mut Declarations, i: usize, dims: MlaDims, mlp: M) -> Box<dyn TransformerLayer> {
+pub(super) fn layer<M: FeedForward + 'static>(
+    common: &Common,
+    d: &mut Declarations,
+    i: usize,
+    dims: MlaDims,
+    mlp: M,
+) -> Box<dyn TransformerLayer> {
     let norm = |d: &mut Declarations, part: &str| Some(RmsNorm::new(d, &common.name(i, part), common.hidden, common.eps, 0.0));
     Box::new(Block {
         attention_pre: norm(d, "input_layernorm"),

@@ -9,8 +9,8 @@ use super::MOST_EXPERTS;
 use crate::circuit::Tape;
 use crate::error::Result;
 use crate::layers::{
-    Compressed, CompressedDims, Config, ExpertDims, Experts, FeedForward, GatedMlp, HyperHead, HyperSite, Linear, MOST_HEADS, Moe, RmsNorm, RopeParameters, Ropes,
-    Router, Streams,
+    Compressed, CompressedDims, Config, ExpertDims, Experts, FeedForward, GatedMlp, HyperHead, HyperSite, Linear, MOST_HEADS, Moe, RmsNorm,
+    RopeParameters, Ropes, Router, Streams,
 };
 use crate::model::{Build, Carry, Dims, Head, Model, StreamDecoder, StreamEnd, StreamLayer};
 use crate::ops::{Activation, Scoring, Value};
@@ -41,11 +41,19 @@ impl Common {
         let (head_dim, rope_dim) = (c.usize("head_dim")?, c.usize("qk_rope_head_dim")?);
         let (out_groups, index_dim) = (c.usize("o_groups")?, c.usize_or("index_head_dim", 128)?);
         let eps = c.f64_or("rms_norm_eps", 1e-6)? as f32;
-        ensure!(rope_dim <= head_dim && rope_dim <= index_dim, Mismatch, "config.json: qk_rope_head_dim {rope_dim} exceeds head_dim {head_dim} or index_head_dim {index_dim}");
+        ensure!(
+            rope_dim <= head_dim && rope_dim <= index_dim,
+            Mismatch,
+            "config.json: qk_rope_head_dim {rope_dim} exceeds head_dim {head_dim} or index_head_dim {index_dim}"
+        );
         ensure!(heads <= MOST_HEADS, LimitExceeded, "config.json: num_attention_heads is {heads}; at most {MOST_HEADS} are possible");
         ensure!(heads.is_multiple_of(out_groups), Mismatch, "config.json: {heads} heads do not split into {out_groups} groups (o_groups)");
         let (count, top_k) = (c.usize("n_routed_experts")?, c.usize("num_experts_per_tok")?);
-        ensure!(count <= MOST_EXPERTS && top_k <= count, LimitExceeded, "config.json: {top_k} of {count} experts (n_routed_experts); at most {MOST_EXPERTS} are possible");
+        ensure!(
+            count <= MOST_EXPERTS && top_k <= count,
+            LimitExceeded,
+            "config.json: {top_k} of {count} experts (n_routed_experts); at most {MOST_EXPERTS} are possible"
+        );
         let limit = c.f64_or("swiglu_limit", 0.0)? as f32;
         let act = if limit > 0.0 { Activation::ClampedSilu { limit } } else { Activation::Silu };
         let mut ratios = Vec::new();
@@ -53,7 +61,12 @@ impl Common {
             ensure!(ratio.fract() == 0.0 && (0.0..=65536.0).contains(&ratio), CorruptFile, "config.json: compress_ratios holds {ratio}");
             ratios.push(ratio as usize);
         }
-        ensure!(ratios.len() == layers, Mismatch, "config.json: compress_ratios lists {} layers, num_hidden_layers is {layers}", ratios.len());
+        ensure!(
+            ratios.len() == layers,
+            Mismatch,
+            "config.json: compress_ratios lists {} layers, num_hidden_layers is {layers}",
+            ratios.len()
+        );
         Ok(Common {
             dims: Dims { vocab: c.usize("vocab_size")?, hidden, layers, context: c.usize_or("max_position_embeddings", 4096)? },
             streams: Streams::read(c, hidden, eps)?,
@@ -125,7 +138,8 @@ impl Common {
         };
         let experts = Experts::separate(d, &name("experts"), Some("w1"), "w3", "w2", e);
         let inner = self.shared * e.inner;
-        let shared = (self.shared > 0).then(|| GatedMlp::named(d, &name("shared_experts"), ["w1", "w3", "w2"], e.hidden, inner, e.act, false));
+        let shared =
+            (self.shared > 0).then(|| GatedMlp::named(d, &name("shared_experts"), ["w1", "w3", "w2"], e.hidden, inner, e.act, false));
         Moe { shared, ..Moe::new(router, experts) }
     }
 }
@@ -195,7 +209,7 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
         history: None,
         layers,
         end: StreamEnd::Weighted(HyperHead::new(d, "hc_head", common.streams)),
-        norm: RmsNorm::new(d, "norm", common.dims.hidden, common.eps, 0.0),
+        norm: Some(RmsNorm::new(d, "norm", common.dims.hidden, common.eps, 0.0)),
         dims: common.dims,
     }))
 }

@@ -8,7 +8,8 @@ use super::deepseek_v4::Common;
 use crate::circuit::Tape;
 use crate::error::{Error, Kind, Result};
 use crate::layers::{
-    Blocks, CompressedDims, Config, Engram, EngramDims, FeedForward, HyperSite, Moe, RmsNorm, Roles, RowSource, SharedRows, Streams, multipliers, unused_primes,
+    Blocks, CompressedDims, Config, Engram, EngramDims, FeedForward, HyperSite, Moe, RmsNorm, Roles, RowSource, SharedRows, Streams,
+    multipliers, unused_primes,
 };
 use crate::model::{Build, Carry, Head, Model, StreamDecoder, StreamEnd, StreamLayer};
 use crate::ops::{EngramHash, KvType, Records, Value};
@@ -69,7 +70,11 @@ impl Hashes {
             return Ok(None);
         }
         let (tokens, heads) = (c.usize("engram_max_ngram_size")?, c.usize("engram_n_heads")?);
-        ensure!((2..=16).contains(&tokens) && heads <= 256, Unsupported, "config.json: n-grams of {tokens} tokens, {heads} heads; 2 to 16 and 1 to 256 are possible");
+        ensure!(
+            (2..=16).contains(&tokens) && heads <= 256,
+            Unsupported,
+            "config.json: n-grams of {tokens} tokens, {heads} heads; 2 to 16 and 1 to 256 are possible"
+        );
         let columns = (tokens - 1) * heads;
         let (map, hashes) = match c.opt_object("engram_tables")? {
             Some(tables) => stored(&tables, ids.len(), tokens, columns)?,
@@ -77,7 +82,11 @@ impl Hashes {
                 let map = token_map(c, b, vocab)?;
                 let count = map.iter().fold(-1.0f32, |a, b| a.max(*b)) as i64 + 1;
                 let known = c.usize_or("engram_compressed_vocab_size", count as usize)?;
-                ensure!(known as i64 == count, Mismatch, "the tokenizer folds to {count} ids, config.json says {known} (engram_compressed_vocab_size)");
+                ensure!(
+                    known as i64 == count,
+                    Mismatch,
+                    "the tokenizer folds to {count} ids, config.json says {known} (engram_compressed_vocab_size)"
+                );
                 (map, computed(c, &ids, count as u64, tokens, heads)?)
             }
         };
@@ -94,8 +103,9 @@ fn computed(c: &Config<'_>, ids: &[usize], folded: u64, tokens: usize, heads: us
     let mut seen = Vec::new();
     ids.iter()
         .map(|layer| {
-            let primes = unused_primes(&mut seen, size, tokens - 1, heads)
-                .ok_or_else(|| Error::new(Kind::Unsupported, format!("config.json: engram_vocab_size {size} leaves no primes")).named("engram_vocab_size"))?;
+            let primes = unused_primes(&mut seen, size, tokens - 1, heads).ok_or_else(|| {
+                Error::new(Kind::Unsupported, format!("config.json: engram_vocab_size {size} leaves no primes")).named("engram_vocab_size")
+            })?;
             with_offsets(multipliers(*layer as u32, folded, tokens), primes)
         })
         .collect()
@@ -115,7 +125,9 @@ fn with_offsets(multipliers: Vec<i64>, primes: Vec<u32>) -> Result<EngramHash> {
 fn stored(tables: &Config<'_>, layers: usize, tokens: usize, columns: usize) -> Result<(Vec<f32>, Vec<EngramHash>)> {
     let list = |key: &str| -> Result<Vec<i64>> {
         let list = tables.opt_list(key)?.unwrap_or_default();
-        list.iter().map(|v| v.as_i64().ok_or_else(|| Error::new(Kind::CorruptFile, format!("engram {key}: found {v}, expected whole numbers")))).collect()
+        list.iter()
+            .map(|v| v.as_i64().ok_or_else(|| Error::new(Kind::CorruptFile, format!("engram {key}: found {v}, expected whole numbers"))))
+            .collect()
     };
     let (map, factors, primes, offsets) = (list("token_map")?, list("multipliers")?, list("primes")?, list("offsets")?);
     ensure!(
@@ -127,7 +139,9 @@ fn stored(tables: &Config<'_>, layers: usize, tokens: usize, columns: usize) -> 
         offsets.len()
     );
     let small = |v: &[i64]| -> Result<Vec<u32>> {
-        v.iter().map(|n| u32::try_from(*n).map_err(|_| Error::new(Kind::CorruptFile, format!("engram: {n} is no row of a table")))).collect()
+        v.iter()
+            .map(|n| u32::try_from(*n).map_err(|_| Error::new(Kind::CorruptFile, format!("engram: {n} is no row of a table"))))
+            .collect()
     };
     let hashes = (0..layers)
         .map(|l| {
@@ -172,7 +186,8 @@ pub(super) fn build(outer: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> 
     let picker = c.opt_f64("candidate_source_layer_id")?.filter(|n| *n >= 0.0).map(|n| n as usize);
     let (block, top_blocks) = (c.usize_or("candidate_block_size", 8)?, c.usize_or("candidate_topk_blocks", 2048)?);
     let hashes = Hashes::read(&c, b, common.dims.vocab)?;
-    let history = hashes.as_ref().map(|_| Records { state: d.kv(Records::spec(1, 1, KvType::F32)), width: 1, every: 1, dtype: KvType::F32 });
+    let history =
+        hashes.as_ref().map(|_| Records { state: d.kv(Records::spec(1, 1, KvType::F32)), width: 1, every: 1, dtype: KvType::F32 });
     let map = hashes.as_ref().map(|h| d.constant("engram.token_map", h.map.clone()));
     let mut group_ropes: Vec<(usize, usize)> = Vec::new();
     let mut layers: Vec<Box<dyn StreamLayer>> = Vec::new();
@@ -189,13 +204,23 @@ pub(super) fn build(outer: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> 
             Some(p) if i > p => Blocks::Inside { block },
             _ => Blocks::No,
         };
-        let roles = Roles { every, source: every > 0 && sources.contains(&i), index: every > 0 && indexers.contains(&i), blocks, group_rope: ropes.count() + group };
+        let roles = Roles {
+            every,
+            source: every > 0 && sources.contains(&i),
+            index: every > 0 && indexers.contains(&i),
+            blocks,
+            group_rope: ropes.count() + group,
+        };
         selected |= roles.index;
         if roles.index && matches!(blocks, Blocks::Pick { .. }) {
             picked = Some(every);
         }
         let made = roles.source || source.is_some_and(|s| s.rows.every == every);
-        ensure!(every == 0 || (made && selected), Mismatch, "config.json: layer {i} sees rows of {every} positions, and no layer up to it makes and selects such rows");
+        ensure!(
+            every == 0 || (made && selected),
+            Mismatch,
+            "config.json: layer {i} sees rows of {every} positions, and no layer up to it makes and selects such rows"
+        );
         ensure!(
             !(roles.index && matches!(blocks, Blocks::Inside { .. })) || picked == Some(every),
             Mismatch,
@@ -231,7 +256,7 @@ pub(super) fn build(outer: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> 
         history,
         layers,
         end: StreamEnd::Carried,
-        norm: RmsNorm::new(d, "norm", common.dims.hidden, common.eps, 0.0),
+        norm: Some(RmsNorm::new(d, "norm", common.dims.hidden, common.eps, 0.0)),
         dims: common.dims,
     }))
 }

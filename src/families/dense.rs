@@ -2,7 +2,7 @@
 //! biases on q, k, v, Qwen 3 norms on queries and keys, SmolLM3 layers without rotation.
 
 use crate::error::Result;
-use crate::layers::{Attention, AttentionDims, Block, Config, FeedForward, GatedMlp, HeadGating, QkNorm, RmsNorm, RopeParameters, Ropes};
+use crate::layers::{Attention, AttentionDims, Block, Config, FeedForward, GatedMlp, HeadGating, QkNorm, RmsNorm, RopeParameters, Ropes, Values};
 use crate::model::{Build, Decoder, Dims, Head, Model, TransformerLayer};
 use crate::ops::Activation;
 use crate::weights::Declarations;
@@ -82,6 +82,7 @@ impl Common {
             qkv_bias: false,
             out_bias: false,
             qk_norm: QkNorm::No,
+            values: Values::Own,
             sinks: false,
             gating: HeadGating::No,
             rope: None,
@@ -257,7 +258,7 @@ pub(super) fn smollm3(c: &Config<'_>, b: &Build, d: &mut Declarations) -> Result
     let bias = c.bool_or("attention_bias", false)?;
     let rotates = match c.opt_numbers("no_rope_layers")? {
         Some(list) => {
-            ensure!(list.len() == common.layers, Mismatch, "config.json: no_rope_layers lists {} layers of {}", list.len(), common.layers);
+            ensure!(list.len() == common.layers, Mismatch, "config.json: no_rope_layers lists {} layers, num_hidden_layers is {}", list.len(), common.layers);
             list.iter().map(|&n| n != 0.0).collect()
         }
         None => {

@@ -4,12 +4,12 @@
 //! Odd things: the language model's numbers are in `text_config`; both latent norms take `rms_norm_eps`; gate and up are bounded
 //! (`swiglu_limit`) in every feed-forward; streams end as their mean.
 
-use super::{group_limit, MOST_EXPERTS};
+use super::{MOST_EXPERTS, group_limit};
 use crate::circuit::Tape;
 use crate::error::{Error, Kind, Result};
 use crate::layers::{
-    Config, ExpertDims, Experts, FeedForward, GatedMlp, HyperSite, Kda, KdaDims, Linear, Mixer, MlaDims, Moe, PooledIndexDims, RmsNorm, Ropes, Router,
-    SparseMla, Streams,
+    Config, ExpertDims, Experts, FeedForward, GatedMlp, HyperSite, Kda, KdaDims, Linear, Mixer, MlaDims, Moe, PooledIndexDims, RmsNorm,
+    Ropes, Router, SparseMla, Streams,
 };
 use crate::model::{Build, Carry, Dims, Head, Model, StreamDecoder, StreamEnd, StreamLayer};
 use crate::ops::{Activation, Value};
@@ -58,11 +58,16 @@ fn delta_layers(c: &Config<'_>, linear: &Config<'_>, layers: usize) -> Result<Ve
             .map(|kind| match kind {
                 "linear_attention" => Ok(true),
                 "deepseek_sparse_attention" | "full_attention" => Ok(false),
-                other => bail!(Unsupported, "config.json: layer_types holds {other:?}; known here: linear_attention, deepseek_sparse_attention, full_attention"),
+                other => bail!(
+                    Unsupported,
+                    "config.json: layer_types holds {other:?}; known here: linear_attention, deepseek_sparse_attention, full_attention"
+                ),
             })
             .collect();
     }
-    let list = linear.opt_numbers("kda_layers")?.ok_or_else(|| Error::new(Kind::CorruptFile, "config.json has neither layer_types nor linear_attn_config.kda_layers").named("layer_types"))?;
+    let list = linear.opt_numbers("kda_layers")?.ok_or_else(|| {
+        Error::new(Kind::CorruptFile, "config.json has neither layer_types nor linear_attn_config.kda_layers").named("layer_types")
+    })?;
     Ok((0..layers).map(|i| list.contains(&(i as f64))).collect())
 }
 
@@ -93,8 +98,17 @@ pub(super) fn build(outer: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> 
     ensure!(mla.rope_dim == 0, Unsupported, "config.json: qk_rope_head_dim is {}; this family's attention does not rotate", mla.rope_dim);
     let q_rank = c.usize("q_lora_rank")?;
     let every = c.usize_or("index_kpool", 1)?;
-    ensure!(c.bool_or("index_kpool_always_select_tail", true)?, Unsupported, "config.json: index_kpool_always_select_tail false is not computed");
-    let index = PooledIndexDims { heads: c.usize("index_n_heads")?, dim: c.usize("index_head_dim")?, every, top_k: (c.usize("index_topk")? / every).max(1) };
+    ensure!(
+        c.bool_or("index_kpool_always_select_tail", true)?,
+        Unsupported,
+        "config.json: index_kpool_always_select_tail false is not computed"
+    );
+    let index = PooledIndexDims {
+        heads: c.usize("index_n_heads")?,
+        dim: c.usize("index_head_dim")?,
+        every,
+        top_k: (c.usize("index_topk")? / every).max(1),
+    };
     let owners = match c.opt_layer_strings("indexer_types", layers)? {
         Some(kinds) => kinds.into_iter().map(|kind| kind != "shared").collect(),
         None => vec![true; layers],
@@ -107,7 +121,11 @@ pub(super) fn build(outer: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> 
         }
     };
     let (count, top_k) = (c.usize("n_routed_experts")?, c.usize("num_experts_per_tok")?);
-    ensure!(count <= MOST_EXPERTS && top_k <= count, LimitExceeded, "config.json: {top_k} of {count} experts (n_routed_experts); at most {MOST_EXPERTS} are possible");
+    ensure!(
+        count <= MOST_EXPERTS && top_k <= count,
+        LimitExceeded,
+        "config.json: {top_k} of {count} experts (n_routed_experts); at most {MOST_EXPERTS} are possible"
+    );
     let experts = ExpertDims { hidden, inner: c.usize("moe_intermediate_size")?, count, top_k, act };
     let (shared, inner) = (c.count("n_shared_experts")?.unwrap_or(0), c.usize("intermediate_size")?);
     let (scale, normalize) = (c.f64_or("routed_scaling_factor", 1.0)? as f32, c.bool_or("norm_topk_prob", true)?);
@@ -119,7 +137,11 @@ pub(super) fn build(outer: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> 
         let attention = if delta[i] {
             Attention::Delta(Box::new(Kda::new(d, &name("self_attn"), kda)?))
         } else {
-            ensure!(owners[i] || selected, Mismatch, "config.json: indexer_types: layer {i} shares the selection of a layer before it, and there is none");
+            ensure!(
+                owners[i] || selected,
+                Mismatch,
+                "config.json: indexer_types: layer {i} shares the selection of a layer before it, and there is none"
+            );
             selected = true;
             Attention::Sparse(Box::new(SparseMla::new(d, &name("self_attn"), mla, q_rank, owners[i].then_some(index))))
         };
@@ -154,6 +176,6 @@ pub(super) fn build(outer: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> 
         history: None,
         layers: list,
         end: StreamEnd::Mean,
-        norm: RmsNorm::new(d, &format!("{root}.norm"), hidden, eps, 0.0),
+        norm: Some(RmsNorm::new(d, &format!("{root}.norm"), hidden, eps, 0.0)),
     }))
 }

@@ -9,7 +9,8 @@ use crate::circuit::Tape;
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
 use crate::layers::{
-    Config, ExpertDims, Experts, FeedForward, GatedMlp, Kda, KdaDims, Latent, Linear, Mixer, Mla, MlaDims, Moe, RmsNorm, RopeParameters, Ropes, Router,
+    Config, ExpertDims, Experts, FeedForward, GatedMlp, Kda, KdaDims, Latent, Linear, Mixer, Mla, MlaDims, Moe, RmsNorm, RopeParameters,
+    Ropes, Router,
 };
 use crate::model::{Build, Dims, Head, Model};
 use crate::ops::{Activation, Embed, Groups, LastRows, ResidualMix, RopeStyle, Value, WeightId};
@@ -25,7 +26,11 @@ struct Reading {
 impl Reading {
     /// Tensors `<name>_proj.weight`, `<name>_norm.weight`.
     fn new(d: &mut Declarations, name: &str, hidden: usize, eps: f32) -> Reading {
-        Reading { query: d.vector(&format!("{name}_proj.weight"), hidden, 0.0), norm: d.vector(&format!("{name}_norm.weight"), hidden, 0.0), eps }
+        Reading {
+            query: d.vector(&format!("{name}_proj.weight"), hidden, 0.0),
+            norm: d.vector(&format!("{name}_norm.weight"), hidden, 0.0),
+            eps,
+        }
     }
 
     fn record(&self, t: &mut Tape<'_>, blocks: &[Value], sum: Value) -> Value {
@@ -117,7 +122,11 @@ fn delta_layers(linear: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     (0..layers)
         .map(|i| {
             let number = (i + first) as f64;
-            ensure!(delta.contains(&number) != full.contains(&number), Mismatch, "config.json: layer {i} is not in exactly one of kda_layers and full_attn_layers");
+            ensure!(
+                delta.contains(&number) != full.contains(&number),
+                Mismatch,
+                "config.json: layer {i} is not in exactly one of kda_layers and full_attn_layers"
+            );
             Ok(delta.contains(&number))
         })
         .collect()
@@ -149,10 +158,15 @@ pub(super) fn build(outer: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> 
         mla.rope = Some((ropes.add(d, RopeParameters::read(&c, mla.rope_dim, None, b.context)?), RopeStyle::Halves));
     }
     let (count, top_k) = (c.usize("num_experts")?, c.usize("num_experts_per_token")?);
-    ensure!(count <= MOST_EXPERTS && top_k <= count, LimitExceeded, "config.json: {top_k} of {count} experts (num_experts); at most {MOST_EXPERTS} are possible");
+    ensure!(
+        count <= MOST_EXPERTS && top_k <= count,
+        LimitExceeded,
+        "config.json: {top_k} of {count} experts (num_experts); at most {MOST_EXPERTS} are possible"
+    );
     let latent = c.count("routed_expert_hidden_size")?;
     let experts = ExpertDims { hidden: latent.unwrap_or(hidden), inner: c.usize("moe_intermediate_size")?, count, top_k, act };
-    let (dense, inner, shared) = (c.count("first_k_dense_replace")?.unwrap_or(0), c.usize("intermediate_size")?, c.count("num_shared_experts")?.unwrap_or(0));
+    let (dense, inner, shared) =
+        (c.count("first_k_dense_replace")?.unwrap_or(0), c.usize("intermediate_size")?, c.count("num_shared_experts")?.unwrap_or(0));
     let (normalize, scale) = (c.bool_or("moe_renormalize", true)?, c.f64_or("routed_scaling_factor", 1.0)? as f32);
     let latent_norm = c.bool_or("latent_moe_use_norm", false)?;
     let groups = match c.usize_or("num_expert_group", 1)? {

@@ -65,7 +65,7 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
 /// Query heads of each layer.
 fn heads(c: &Config<'_>, common: &Common) -> Result<Vec<usize>> {
     let Some(list) = c.opt_numbers("num_attention_heads_per_layer")? else { return Ok(vec![common.heads; common.layers]) };
-    ensure!(list.len() == common.layers, Mismatch, "config.json: num_attention_heads_per_layer lists {} layers of {}", list.len(), common.layers);
+    ensure!(list.len() == common.layers, Mismatch, "config.json: num_attention_heads_per_layer lists {} layers, num_hidden_layers is {}", list.len(), common.layers);
     let heads: Vec<usize> = list.iter().map(|n| *n as usize).collect();
     for (i, &n) in heads.iter().enumerate() {
         ensure!(

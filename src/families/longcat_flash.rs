@@ -4,9 +4,9 @@
 //! Odd things: queries and latents carry factors `sqrt(hidden / rank)`; router weights are not made to sum to one; the
 //! identity experts need no tensors, and those that some files hold for them are not read.
 
-use super::dense::Common;
-use super::deepseek_v3::attention_dims;
 use super::MOST_EXPERTS;
+use super::deepseek_v3::attention_dims;
+use super::dense::Common;
 use crate::circuit::Tape;
 use crate::ensure;
 use crate::error::Result;

@@ -46,7 +46,11 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
     let mut decoder = longcat_flash::decoder(c, b, d)?;
     let (hidden, vocab) = (decoder.dims.hidden, decoder.dims.vocab);
     let (ratio, longest, split) = (c.usize("ngram_vocab_size_ratio")?, c.usize("emb_neighbor_num")?, c.usize("emb_split_num")?);
-    ensure!((2..=MOST).contains(&longest) && split <= MOST, Unsupported, "config.json: emb_neighbor_num {longest}, emb_split_num {split}; 2 to {MOST} and 1 to {MOST} are possible");
+    ensure!(
+        (2..=MOST).contains(&longest) && split <= MOST,
+        Unsupported,
+        "config.json: emb_neighbor_num {longest}, emb_split_num {split}; 2 to {MOST} and 1 to {MOST} are possible"
+    );
     let count = split * (longest - 1);
     ensure!(hidden.is_multiple_of(count), Mismatch, "config.json: hidden_size {hidden} does not split into {count} n-gram tables");
     let width = hidden / count;

@@ -6,6 +6,7 @@ mod deepseek_v41;
 mod dense;
 mod facts;
 mod gemma3;
+mod gemma4;
 mod glm4_moe;
 mod glm5_next;
 mod gpt_oss;
@@ -19,12 +20,17 @@ mod minimax_m2;
 mod mistral4;
 mod mixtral;
 mod nemotron_h;
+mod nllb;
 mod olmo;
 mod phi3;
 mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
 mod qwen3_vl;
+mod qwen4_exp;
+mod step3p7;
+
+pub use facts::{Facts, facts};
 
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
@@ -49,6 +55,7 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["qwen3"], build: dense::qwen3 },
     Family { names: &["smollm3"], build: dense::smollm3 },
     Family { names: &["gemma3_text"], build: gemma3::build },
+    Family { names: &["gemma4", "gemma4_text"], build: gemma4::build },
     Family { names: &["phi3"], build: phi3::build },
     Family { names: &["olmo2"], build: olmo::olmo2 },
     Family { names: &["olmo3"], build: olmo::olmo3 },
@@ -64,14 +71,17 @@ pub const FAMILIES: &[Family] = &[
     Family { names: &["qwen3_next"], build: qwen3_next::build },
     Family { names: &["qwen3_5", "qwen35", "qwen3_6", "qwen3_5_text"], build: qwen3_5::dense },
     Family { names: &["qwen3_5_moe", "qwen3_6_moe", "holo3_1_moe", "qwen3_5_moe_text"], build: qwen3_5::moe },
+    Family { names: &["qwen4_exp", "qwen3_8_flash_next", "qwen4_exp_text"], build: qwen4_exp::build },
     Family { names: &["nemotron_h", "nemotron_h_puzzle"], build: nemotron_h::build },
     Family { names: &["kimi_linear"], build: kimi_linear::build },
     Family { names: &["deepseek_v3"], build: deepseek_v3::build },
     Family { names: &["mistral4"], build: mistral4::build },
     Family { names: &["mistral3", "mistral_small4"], build: mistral4::wrapped },
+    Family { names: &["step3p7", "step3p5", "step3_7"], build: step3p7::build },
     Family { names: &["longcat_flash"], build: longcat_flash::build },
     Family { names: &["longcat_flash_ngram"], build: longcat_flash_ngram::build },
     Family { names: &["deepseek_v4"], build: deepseek_v4::build },
+    Family { names: &["m2m_100", "nllb"], build: nllb::build },
     Family { names: &["deepseek_v41", "deepseek_v4_1", "deepseek_v41_text"], build: deepseek_v41::build },
     Family { names: &["glm5_next", "glm5_next_text"], build: glm5_next::build },
     Family { names: &["kimi_k3"], build: kimi_k3::build },
@@ -100,13 +110,20 @@ fn sizes(c: &Config<'_>, common: &dense::Common, count: &str, inner: &str) -> Re
 fn sizes_picking(c: &Config<'_>, common: &dense::Common, count: &str, inner: &str, picks: &str) -> Result<ExpertDims> {
     let (experts, top_k) = (c.usize(count)?, c.usize(picks)?);
     // Each expert has tensors of its own; a count beyond this is no model and would only fill memory with names.
-    ensure!(experts <= MOST_EXPERTS, LimitExceeded, "config.json: {count} is {experts}; at most {MOST_EXPERTS} are possible");
+    ensure!(
+        experts <= MOST_EXPERTS && experts * common.layers <= MOST_EXPERTS_IN_ALL,
+        LimitExceeded,
+        "config.json: {count} is {experts} in {} layers; at most {MOST_EXPERTS} in one and {MOST_EXPERTS_IN_ALL} in all are possible",
+        common.layers
+    );
     ensure!(top_k <= experts, Mismatch, "config.json: {picks} is {top_k}, {count} is {experts}");
     Ok(ExpertDims { hidden: common.hidden, inner: c.usize(inner)?, count: experts, top_k, act: common.act })
 }
 
 /// Most experts of a layer, several times what any published model has.
 const MOST_EXPERTS: usize = 4096;
+/// Most experts of a model, likewise.
+const MOST_EXPERTS_IN_ALL: usize = 1 << 19;
 
 /// The limit of the choice to groups (`n_group`, `topk_group`), if it limits anything.
 fn group_limit(c: &Config<'_>, experts: usize) -> Result<Option<Groups>> {

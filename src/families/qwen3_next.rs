@@ -39,7 +39,7 @@ pub(super) struct Recipe {
 }
 
 /// Which layers attend: `layer_types`, else every `full_attention_interval`-th.
-fn attention_layers(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+pub(super) fn attention_layers(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     match c.opt_layer_strings("layer_types", layers)? {
         Some(kinds) => kinds
             .into_iter()
@@ -56,7 +56,7 @@ fn attention_layers(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     }
 }
 
-fn delta_net(c: &Config<'_>, common: &Common, tensors: DeltaNetTensors) -> Result<DeltaNetDims> {
+pub(super) fn delta_net(c: &Config<'_>, common: &Common, tensors: DeltaNetTensors) -> Result<DeltaNetDims> {
     Ok(DeltaNetDims {
         hidden: common.hidden,
         key_heads: c.usize_or("linear_num_key_heads", 16)?,
@@ -73,7 +73,7 @@ fn delta_net(c: &Config<'_>, common: &Common, tensors: DeltaNetTensors) -> Resul
 }
 
 /// The experts of layer `i`, each with tensors of its own, or stacked as transformers saves them.
-fn experts(b: &Build<'_>, d: &mut Declarations, common: &Common, i: usize, dims: ExpertDims) -> Experts {
+pub(super) fn experts(b: &Build<'_>, d: &mut Declarations, common: &Common, i: usize, dims: ExpertDims) -> Experts {
     let (gate_up, down) = (common.name(i, "mlp.experts.gate_up_proj"), common.name(i, "mlp.experts.down_proj"));
     match b.shape(&gate_up) {
         Some(_) => Experts::stacked(d, &gate_up, &down, Stacking { input_major: false, alternating: false, bias: false }, dims),

@@ -1,5 +1,5 @@
 //! Grouped-query attention (Ainslie et al., 2023) with the variants families differ in: biases, norms on queries and
-//! keys, rotary embedding or none, windows, soft caps, sinks, gates on the output.
+//! keys, rotary embedding or none, windows, soft caps, sinks, gates on the output, values or whole caches borrowed.
 
 use super::{Linear, Mixer, RmsNorm};
 use crate::circuit::Tape;
@@ -30,6 +30,17 @@ pub enum HeadGating {
     InQuery(Activation),
 }
 
+/// Where values come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Values {
+    /// A product of their own.
+    Own,
+    /// As `Own`, each head then normed without weight; the number is the norm's eps (Gemma 4).
+    Normed(f32),
+    /// The keys before their norm and rotation, each head normed without weight; there is no `v_proj` (Gemma 4's full layers).
+    Keys(f32),
+}
+
 /// Sizes and switches of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionDims {
@@ -53,6 +64,8 @@ pub struct AttentionDims {
     pub out_bias: bool,
     /// Norm on queries and keys.
     pub qk_norm: QkNorm,
+    /// Where values come from.
+    pub values: Values,
     /// A learned score for each head that only takes weight away (GPT-OSS).
     pub sinks: bool,
     /// Gate on the heads' outputs.
@@ -83,8 +96,13 @@ impl AttentionNames {
 #[derive(Clone, Debug)]
 pub struct Attention {
     dims: AttentionDims,
+    /// Queries, keys, values, without those that come from elsewhere.
     qkv: Linear,
-    norms: Option<(RmsNorm, RmsNorm)>,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    v_norm: Option<RmsNorm>,
+    /// Whether keys and values are those of an earlier layer.
+    borrows: bool,
     sinks: Option<WeightId>,
     gate: Option<Linear>,
     out: Linear,
@@ -104,26 +122,37 @@ impl Attention {
         let part = |p: &str| format!("{name}.{p}_proj");
         let q = if matches!(dims.gating, HeadGating::InQuery(_)) { 2 * q } else { q };
         let parts = [(&*part("q"), q), (&*part("k"), kv), (&*part("v"), kv)];
-        let qkv = Linear::stacked(d, &format!("{name}.qkv"), &parts, dims.hidden, dims.qkv_bias);
-        Attention::with_qkv(d, name, dims, qkv, names)
+        let parts = if matches!(dims.values, Values::Keys(_)) { &parts[..2] } else { &parts };
+        let qkv = Linear::stacked(d, &format!("{name}.qkv"), parts, dims.hidden, dims.qkv_bias);
+        Attention::with_qkv(d, name, dims, qkv, names, None)
+    }
+
+    /// As [`Attention::new`] over the keys and values of an earlier layer: of `q_proj`, `k_proj`, `v_proj` only the first is there.
+    pub fn borrowing(d: &mut Declarations, name: &str, dims: AttentionDims, from: &Attention) -> Attention {
+        let q = Linear::new(d, &format!("{name}.q_proj"), dims.heads * dims.head_dim, dims.hidden, dims.qkv_bias);
+        Attention::with_qkv(d, name, dims, q, AttentionNames::USUAL, Some(from))
     }
 
     /// As [`Attention::new`] with q, k and v stored as one tensor `<name>.qkv_proj` (Phi-3).
     pub fn fused(d: &mut Declarations, name: &str, dims: AttentionDims) -> Attention {
         let rows = (dims.heads + 2 * dims.kv_heads) * dims.head_dim;
         let qkv = Linear::new(d, &format!("{name}.qkv_proj"), rows, dims.hidden, dims.qkv_bias);
-        Attention::with_qkv(d, name, dims, qkv, AttentionNames::USUAL)
+        Attention::with_qkv(d, name, dims, qkv, AttentionNames::USUAL, None)
     }
 
-    fn with_qkv(d: &mut Declarations, name: &str, dims: AttentionDims, qkv: Linear, names: AttentionNames) -> Attention {
+    fn with_qkv(d: &mut Declarations, name: &str, dims: AttentionDims, qkv: Linear, names: AttentionNames, from: Option<&Attention>) -> Attention {
         let (q, kv) = (dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim);
         let (q_norm, k_norm) = (format!("{name}.{}", names.q_norm), format!("{name}.{}", names.k_norm));
-        let norms = match dims.qk_norm {
+        let mut norm = |name: &str, width: usize| match dims.qk_norm {
             QkNorm::No => None,
-            QkNorm::PerHead(eps, add) => {
-                Some((RmsNorm::per_head(d, &q_norm, dims.head_dim, eps, add), RmsNorm::per_head(d, &k_norm, dims.head_dim, eps, add)))
-            }
-            QkNorm::Whole(eps) => Some((RmsNorm::new(d, &q_norm, q, eps, 0.0), RmsNorm::new(d, &k_norm, kv, eps, 0.0))),
+            QkNorm::PerHead(eps, add) => Some(RmsNorm::per_head(d, name, dims.head_dim, eps, add)),
+            QkNorm::Whole(eps) => Some(RmsNorm::new(d, name, width, eps, 0.0)),
+        };
+        let q_norm = norm(&q_norm, q);
+        let k_norm = if from.is_some() { None } else { norm(&k_norm, kv) };
+        let v_norm = match dims.values {
+            Values::Own => None,
+            Values::Normed(eps) | Values::Keys(eps) => Some(RmsNorm::with(None, dims.head_dim, eps)),
         };
         let sinks = dims.sinks.then(|| d.vector(&format!("{name}.sinks"), dims.heads, 0.0));
         let gates = match dims.gating {
@@ -134,7 +163,8 @@ impl Attention {
         let gate = gates.map(|n| Linear::new(d, &format!("{name}.g_proj"), n, dims.hidden, false));
         let out = Linear::new(d, &format!("{name}.{}", names.out), dims.hidden, q, dims.out_bias);
         let spec = KvSpec { heads: dims.kv_heads, key_dim: dims.head_dim, value_dim: dims.head_dim, dtype: dims.kv_type };
-        Attention { dims, qkv, norms, sinks, gate, out, state: d.kv(spec), spec }
+        let (state, spec) = from.map_or_else(|| (d.kv(spec), spec), |from| (from.state, from.spec));
+        Attention { dims, qkv, q_norm, k_norm, v_norm, borrows: from.is_some(), sinks, gate, out, state, spec }
     }
 
     /// Records the layer; `ropes` are the tables of this circuit.
@@ -145,24 +175,32 @@ impl Attention {
         let mut gate = self.gate.as_ref().map(|gate| gate.record(t, x));
         let q_rows = if matches!(d.gating, HeadGating::InQuery(_)) { 2 * q_width } else { q_width };
         let mut q = t.slice(qkv, 0, q_rows);
-        let mut k = t.slice(qkv, q_rows, kv_width);
-        let v = t.slice(qkv, q_rows + kv_width, kv_width);
+        let mut own = (!self.borrows).then(|| {
+            let k = t.slice(qkv, q_rows, kv_width);
+            (k, if matches!(d.values, Values::Keys(_)) { k } else { t.slice(qkv, q_rows + kv_width, kv_width) })
+        });
         if q_rows > q_width {
             let piece = |first| Piece { first, width: d.head_dim, stride: 2 * d.head_dim, count: d.heads };
             let both = t.op(Regroup { x: q, pieces: vec![piece(0), piece(d.head_dim)], y: Value::NONE });
             q = t.slice(both, 0, q_width);
             gate = Some(t.slice(both, q_width, q_width));
         }
-        if let Some((q_norm, k_norm)) = &self.norms {
-            q = q_norm.record(t, q);
-            k = k_norm.record(t, k);
+        let normed = |t: &mut Tape<'_>, norm: &Option<RmsNorm>, x| norm.as_ref().map_or(x, |norm| norm.record(t, x));
+        q = normed(t, &self.q_norm, q);
+        if let Some((k, v)) = &mut own {
+            *k = normed(t, &self.k_norm, *k);
+            *v = normed(t, &self.v_norm, *v);
         }
         if let Some(rope) = d.rope {
             let mut turn = |x| t.op(Rope { x, table: ropes[rope], head_dim: d.head_dim, style: RopeStyle::Halves, y: Value::NONE });
             q = turn(q);
-            k = turn(k);
+            if let Some((k, _)) = &mut own {
+                *k = turn(*k);
+            }
         }
-        t.record(CacheWrite { k, v, state: self.state, spec: self.spec });
+        if let Some((k, v)) = own {
+            t.record(CacheWrite { k, v, state: self.state, spec: self.spec });
+        }
         let mut a = t.op(ops::Attention {
             q,
             state: self.state,

@@ -7,8 +7,8 @@
 use super::{Linear, RmsNorm};
 use crate::circuit::Tape;
 use crate::ops::{
-    HeadLinear, IndexSelect, Indexer, KvType, Norm, NormKind, PoolGroups, Pooled, RecordWrite, Records, RopeStyle, RopeTail, SharedAttention, Value,
-    WeightId,
+    HeadLinear, IndexSelect, Indexer, KvType, Norm, NormKind, PoolGroups, Pooled, RecordWrite, Records, RopeStyle, RopeTail,
+    SharedAttention, Value, WeightId,
 };
 use crate::weights::{Declarations, Part};
 
@@ -88,10 +88,18 @@ impl Compressor {
         let inputs = self.inputs.record(t, x);
         t.record(RecordWrite { x: inputs, records: self.source });
         let dim = self.rows.width;
-        let row = t.op(PoolGroups { source: self.source, bias: Some(self.bias), every: self.rows.every, dim, overlap: self.overlap, y: Value::NONE });
+        let row = t.op(PoolGroups {
+            source: self.source,
+            bias: Some(self.bias),
+            every: self.rows.every,
+            dim,
+            overlap: self.overlap,
+            y: Value::NONE,
+        });
         let row = self.norm.record(t, row);
         debug_assert!(self.rope_dim <= dim);
-        let row = t.op(RopeTail { x: row, table: ropes[self.rope], head_dim: dim, style: RopeStyle::Pairs, inverse: false, y: Value::NONE });
+        let row =
+            t.op(RopeTail { x: row, table: ropes[self.rope], head_dim: dim, style: RopeStyle::Pairs, inverse: false, y: Value::NONE });
         t.record(RecordWrite { x: row, records: self.rows });
         self.rows
     }
@@ -131,7 +139,8 @@ impl Compressed {
         let (wo_a, rank, inner) = (part("wo_a.weight"), dims.out_rank, width / dims.out_groups);
         let group = |g: usize| vec![Part::slice(&*wo_a, [1, dims.out_groups * rank, inner], 0, rank).rows_from(g * rank, 1)];
         let out_a = d.experts(&wo_a, (0..dims.out_groups).map(group).collect(), inner);
-        let rows = Records { state: d.kv(Records::spec(dims.head_dim, 1, dims.kv_type)), width: dims.head_dim, every: 1, dtype: dims.kv_type };
+        let rows =
+            Records { state: d.kv(Records::spec(dims.head_dim, 1, dims.kv_type)), width: dims.head_dim, every: 1, dtype: dims.kv_type };
         Compressed {
             q_a: Linear::new(d, &part("wq_a"), dims.q_rank, dims.hidden, false),
             q_norm: RmsNorm::new(d, &part("q_norm"), dims.q_rank, dims.eps, 0.0),

@@ -10,8 +10,22 @@ pub struct Config<'a> {
     value: &'a Value,
 }
 
-/// Largest dimension, count or length taken from a config; products of two still fit.
-const MOST: u64 = 1 << 31;
+/// Largest number taken from a config under a key. Far above any published model's, and so small that products of a few of them
+/// can be counted and that lists with an entry for each layer or expert stay small: a config is data from elsewhere.
+fn most(key: &str) -> u64 {
+    let has = |words: &[&str]| words.iter().any(|word| key.contains(word));
+    if key == "vocab_size" {
+        1 << 24
+    } else if has(&["vocab", "position", "window", "context", "length", "token"]) {
+        1 << 31
+    } else if has(&["layers"]) {
+        1 << 12
+    } else if has(&["heads", "experts", "head_dim", "rope_dim", "rotary_dim"]) {
+        1 << 16
+    } else {
+        1 << 24
+    }
+}
 
 impl<'a> Config<'a> {
     /// Wraps a JSON object.
@@ -35,11 +49,11 @@ impl<'a> Config<'a> {
         Error::new(if self.get(key).is_some() { Kind::CorruptFile } else { Kind::Mismatch }, format!("config.json: {key}: found {found}, expected {expected}")).named(key)
     }
 
-    /// A count or dimension that must be there: 1 to 2^31.
+    /// A count or dimension that must be there: 1 to what is possible under this key.
     pub fn usize(&self, key: &str) -> Result<usize> {
         match self.get(key).and_then(whole) {
-            Some(n) if (1..=MOST).contains(&n) => Ok(n as usize),
-            _ => Err(self.wrong(key, "a whole number from 1 to 2147483648")),
+            Some(n) if (1..=most(key)).contains(&n) => Ok(n as usize),
+            _ => Err(self.wrong(key, &format!("a whole number from 1 to {}", most(key)))),
         }
     }
 
@@ -59,7 +73,7 @@ impl<'a> Config<'a> {
 
     /// A number that must be there.
     pub fn f64(&self, key: &str) -> Result<f64> {
-        self.get(key).and_then(Value::as_f64).filter(|v| v.is_finite()).ok_or_else(|| self.wrong(key, "a number"))
+        self.get(key).and_then(Value::as_f64).filter(|v| v.abs() <= 1e30).ok_or_else(|| self.wrong(key, "a number up to 1e30"))
     }
 
     /// A number that may be absent.

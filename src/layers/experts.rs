@@ -105,6 +105,22 @@ impl Experts {
         }
     }
 
+    /// Tensors `[experts, outputs, inputs]`, one for each of gate, up and down.
+    pub fn stacked_apart(d: &mut Declarations, [gate, up, down]: [&str; 3], dims: ExpertDims) -> Experts {
+        let mut projection = |tensor: &str, outputs: usize, inputs: usize| {
+            let part = |e: usize| vec![Part::slice(tensor, [dims.count, outputs, inputs], e, outputs)];
+            let weight = d.experts(tensor, (0..dims.count).map(part).collect(), inputs);
+            d.meets(weight, dims.top_k);
+            Projection { weight, bias: None }
+        };
+        Experts {
+            gate: Some(projection(gate, dims.inner, dims.hidden)),
+            up: projection(up, dims.inner, dims.hidden),
+            down: projection(down, dims.hidden, dims.inner),
+            dims,
+        }
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         self.dims.count

@@ -26,8 +26,18 @@ impl Streams {
     /// Reads `hc_mult`, `hc_sinkhorn_iters`, `hc_eps`.
     pub fn read(c: &Config<'_>, hidden: usize, norm_eps: f32) -> Result<Streams> {
         let count = c.usize_or("hc_mult", 4)?;
-        ensure!(count <= MOST_STREAMS, Unsupported, "config.json: hc_mult is {count}; at most {MOST_STREAMS} residual streams are possible");
-        Ok(Streams { count, hidden, rounds: c.usize_or("hc_sinkhorn_iters", 20)?.min(1000), eps: c.f64_or("hc_eps", 1e-6)? as f32, norm_eps })
+        ensure!(
+            count <= MOST_STREAMS,
+            Unsupported,
+            "config.json: hc_mult is {count}; at most {MOST_STREAMS} residual streams are possible"
+        );
+        Ok(Streams {
+            count,
+            hidden,
+            rounds: c.usize_or("hc_sinkhorn_iters", 20)?.min(1000),
+            eps: c.f64_or("hc_eps", 1e-6)? as f32,
+            norm_eps,
+        })
     }
 
     /// Records the start: every stream a copy of `x`.

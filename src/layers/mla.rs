@@ -9,7 +9,10 @@ use super::{Config, Linear, Mixer, RmsNorm};
 use crate::circuit::Tape;
 use crate::ensure;
 use crate::error::Result;
-use crate::ops::{self, Activation, CacheWrite, ExpandHeads, HeadLinear, Join, KvSpec, KvType, PositionScale, RecordWrite, Records, RopeStyle, RopeTail, SharedAttention, StateId, Value, WeightId};
+use crate::ops::{
+    self, Activation, CacheWrite, ExpandHeads, HeadLinear, Join, KvSpec, KvType, PositionScale, RecordWrite, Records, RopeStyle, RopeTail,
+    SharedAttention, StateId, Value, WeightId,
+};
 use crate::weights::{Declarations, Part};
 
 /// What the cache holds.
@@ -110,10 +113,7 @@ impl MlaDims {
 #[derive(Clone, Copy, Debug)]
 enum KvB {
     /// Of each head its key rows, transposed, and its value rows.
-    Heads {
-        into: WeightId,
-        out_of: WeightId,
-    },
+    Heads { into: WeightId, out_of: WeightId },
     /// As it is.
     Whole(WeightId),
 }
@@ -128,7 +128,10 @@ impl KvB {
             MlaForm::Latent => {
                 let keys = (0..dims.heads).map(|h| vec![Part::transposed(tensor, of, 0, rank).columns_from(h * step)]).collect();
                 let values = (0..dims.heads).map(|h| vec![Part::slice(tensor, of, 0, value).rows_from(h * step + nope, 1)]).collect();
-                KvB::Heads { into: d.experts(&format!("{tensor} (keys)"), keys, nope), out_of: d.experts(&format!("{tensor} (values)"), values, rank) }
+                KvB::Heads {
+                    into: d.experts(&format!("{tensor} (keys)"), keys, nope),
+                    out_of: d.experts(&format!("{tensor} (values)"), values, rank),
+                }
             }
         }
     }
@@ -276,7 +279,17 @@ impl Mla {
                 if let [k, v] = split[..] {
                     t.record(CacheWrite { k, v, state: *state, spec: *spec });
                 }
-                t.op(ops::Attention { q: parts.q, state: *state, spec: *spec, heads: d.heads, scale, window: None, softcap: None, sinks: None, y: Value::NONE })
+                t.op(ops::Attention {
+                    q: parts.q,
+                    state: *state,
+                    spec: *spec,
+                    heads: d.heads,
+                    scale,
+                    window: None,
+                    softcap: None,
+                    sinks: None,
+                    y: Value::NONE,
+                })
             }
             // `new` makes cache and matrices of one form.
             _ => Value::NONE,
@@ -290,7 +303,6 @@ impl Mla {
         };
         self.out.record(t, a)
     }
-
 }
 
 impl Mixer for Mla {

@@ -32,8 +32,14 @@ impl GatedMlp {
 
     /// Without gate: tensors `<name>.up_proj`, `down_proj` (Nemotron-H).
     pub fn plain(d: &mut Declarations, name: &str, hidden: usize, inner: usize, act: Activation, bias: bool) -> GatedMlp {
-        let up = Linear::new(d, &format!("{name}.up_proj"), inner, hidden, bias);
-        let down = Linear::new(d, &format!("{name}.down_proj"), hidden, inner, bias);
+        GatedMlp::plain_named(d, name, ["up_proj", "down_proj"], hidden, inner, act, bias)
+    }
+
+    /// The same under other names for up and down.
+    pub fn plain_named(d: &mut Declarations, name: &str, parts: [&str; 2], hidden: usize, inner: usize, act: Activation, bias: bool) -> GatedMlp {
+        let [up, down] = parts.map(|part| format!("{name}.{part}"));
+        let up = Linear::new(d, &up, inner, hidden, bias);
+        let down = Linear::new(d, &down, hidden, inner, bias);
         GatedMlp { gate_up: up, down, act, inner, gated: false }
     }
 

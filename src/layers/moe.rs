@@ -25,12 +25,14 @@ pub struct Router {
     pub normalize: bool,
     /// Factor on the weights.
     pub scale: f32,
+    /// `[choices]`: a factor for each expert's weight (Gemma 4).
+    pub gain: Option<WeightId>,
 }
 
 impl Router {
     /// Softmax over all experts, weights made to sum to one.
     pub fn softmax(logits: Linear, top_k: usize) -> Router {
-        Router { logits, softcap: None, scoring: Scoring::Softmax, correction: None, table: None, groups: None, top_k, normalize: true, scale: 1.0 }
+        Router { logits, softcap: None, scoring: Scoring::Softmax, correction: None, table: None, groups: None, top_k, normalize: true, scale: 1.0, gain: None }
     }
 
     /// Sigmoid scores with a correction of the choice, weights made to sum to one.
@@ -55,7 +57,7 @@ impl Router {
             top_k: self.top_k,
             normalize: self.normalize,
             scale: self.scale,
-            gain: None,
+            gain: self.gain,
             y: Value::NONE,
         })
     }

@@ -77,6 +77,12 @@ impl RopeParameters {
                 let theta = theta * (factor * n / original - (factor - 1.0)).powf(dim_f / (dim_f - 2.0));
                 Ok(RopeParameters::plain(theta, dim))
             }
+            // The slowest pairs stand still; the others turn as if all did, so they lie half a head apart.
+            "proportional" => {
+                let factor = object.f64_or("factor", 1.0)?;
+                ensure!(factor > 0.0, CorruptFile, "config.json: factor is {factor}, expected more than 0");
+                Ok(RopeParameters::proportional(theta, head_dim, dim, factor))
+            }
             "llama3" => llama3(&object, theta, dim, original),
             "yarn" => yarn(&object, theta, dim, original),
             "longrope" | "su" => longrope(config, &object, theta, dim, original, context),
@@ -85,7 +91,7 @@ impl RopeParameters {
                 ensure!(factors.len() == dim / 2, Mismatch, "rope factors: {} for {dim} rotary elements", factors.len());
                 Ok(RopeParameters::from_f64(plain(theta, dim).zip(&factors).map(|(f, s)| f / s), 1.0))
             }
-            other => bail!(Unsupported, "config.json: rope_type {other:?}; known: default, linear, dynamic, llama3, yarn, longrope"),
+            other => bail!(Unsupported, "config.json: rope_type {other:?}; known: default, linear, dynamic, proportional, llama3, yarn, longrope"),
         }
     }
 
@@ -105,6 +111,12 @@ impl RopeParameters {
     /// `theta^(-2i / dim)`.
     pub fn plain(theta: f64, dim: usize) -> RopeParameters {
         RopeParameters::from_f64(plain(theta, dim), 1.0)
+    }
+
+    /// `theta^(-2i / head_dim) / factor` for the first `turning / 2` pairs of a head, 0 for the others (Gemma 4).
+    pub fn proportional(theta: f64, head_dim: usize, turning: usize, factor: f64) -> RopeParameters {
+        let turns = |(i, f): (usize, f64)| if i < turning / 2 { f / factor } else { 0.0 };
+        RopeParameters::from_f64(plain(theta, head_dim).enumerate().map(turns), 1.0)
     }
 
     fn from_f64(frequencies: impl Iterator<Item = f64>, factor: f64) -> RopeParameters {
@@ -252,6 +264,12 @@ mod tests {
         assert_eq!(read(c.clone(), 1024).frequencies[0], 1.0);
         assert_eq!(read(c.clone(), 1025).frequencies[0], 0.5);
         assert_eq!(read(c, 64).factor, ((1.0 + 4f64.ln() / 1024f64.ln()).sqrt()) as f32);
+    }
+
+    #[test]
+    fn proportional_leaves_the_slow_pairs_unturned() {
+        let c = json!({"rope_theta": 10000.0, "rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.5}});
+        assert_eq!(read(c, 64).frequencies, [1.0, 0.1, 0.0, 0.0]);
     }
 
     #[test]

@@ -34,7 +34,12 @@ impl Compressor {
     fn new(d: &mut Declarations, name: &str, dims: &CompressedDims, every: usize, rope: usize) -> Compressor {
         let part = |p: &str| format!("{name}.{p}");
         let (kv, gate, dim) = (part("compressor.wkv"), part("compressor.wgate"), dims.head_dim);
-        let records = |d: &mut Declarations, width: usize, every: usize, dtype: KvType| Records { state: d.kv(Records::spec(width, every, dtype)), width, every, dtype };
+        let records = |d: &mut Declarations, width: usize, every: usize, dtype: KvType| Records {
+            state: d.kv(Records::spec(width, every, dtype)),
+            width,
+            every,
+            dtype,
+        };
         let (inputs, source) = match every {
             1 => (Linear::new(d, &kv, dim, dims.hidden, false), None),
             _ => {
@@ -69,7 +74,8 @@ impl Compressor {
 
     /// Turns rows at their group's first position, and keeps them.
     fn write(&self, t: &mut Tape<'_>, x: Value, records: Records, ropes: &[Value]) {
-        let x = t.op(RopeTail { x, table: ropes[self.rope], head_dim: records.width, style: RopeStyle::Pairs, inverse: false, y: Value::NONE });
+        let x =
+            t.op(RopeTail { x, table: ropes[self.rope], head_dim: records.width, style: RopeStyle::Pairs, inverse: false, y: Value::NONE });
         t.record(RecordWrite { x, records });
     }
 }
@@ -170,7 +176,8 @@ impl SharedRows {
                 Blocks::Inside { block } => (*blocks, block),
                 _ => (Value::NONE, 0),
             };
-            *selection = t.op(IndexSelect { indexer, top_k: self.dims.index_top_k, blocks: among, block, positions: false, y: Value::NONE });
+            *selection =
+                t.op(IndexSelect { indexer, top_k: self.dims.index_top_k, blocks: among, block, positions: false, y: Value::NONE });
         }
         let pooled = self.source.map(|source| Pooled { records: source.rows, selection: *selection });
         self.attention.attend(t, q, pooled, ropes)

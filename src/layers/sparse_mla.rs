@@ -65,7 +65,14 @@ impl PooledIndex {
         let gate = self.gate.record(t, x);
         let inputs = t.op(Join { parts: vec![k, gate], y: Value::NONE });
         t.record(RecordWrite { x: inputs, records: self.source });
-        let key = t.op(PoolGroups { source: self.source, bias: Some(self.bias), every: self.dims.every, dim: self.dims.dim, overlap: false, y: Value::NONE });
+        let key = t.op(PoolGroups {
+            source: self.source,
+            bias: Some(self.bias),
+            every: self.dims.every,
+            dim: self.dims.dim,
+            overlap: false,
+            y: Value::NONE,
+        });
         t.record(RecordWrite { x: key, records: self.keys });
         let q = self.q.record(t, q_latent);
         let weights = self.weights.record(t, x);

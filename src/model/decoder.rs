@@ -32,6 +32,11 @@ impl Head {
 pub trait Entry: Send + Sync {
     /// Records it; `x` are the embeddings.
     fn record(&self, t: &mut Tape<'_>, x: Value) -> Value;
+
+    /// Records what layers read beside the residual, if anything, from what [`Entry::record`] returned. They find it after the rotary tables.
+    fn beside(&self, _t: &mut Tape<'_>, _x: Value) -> Value {
+        Value::NONE
+    }
 }
 
 /// The model.
@@ -67,7 +72,11 @@ impl Model for Decoder {
             x = entry.record(t, x);
         }
         t.name(x, "embedding");
-        let ropes = self.ropes.record(t);
+        let mut ropes = self.ropes.record(t);
+        let beside = self.entry.as_ref().map_or(Value::NONE, |entry| entry.beside(t, x));
+        if beside.is_some() {
+            ropes.push(beside);
+        }
         for (index, layer) in self.layers.iter().enumerate() {
             t.set_layer(Some(index));
             x = layer.record(t, x, &ropes);

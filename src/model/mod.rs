@@ -2,14 +2,17 @@
 
 mod decoder;
 mod streams;
+mod translator;
 
 pub use decoder::{Decoder, Entry, Head};
 pub use streams::{Carry, StreamDecoder, StreamEnd, StreamLayer};
+pub use translator::{DecoderLayer, EncoderLayer, Translator};
 
 use crate::circuit::Tape;
 use crate::error::Result;
 use crate::layers::{Block, Config, FeedForward, Mixer, OnePart};
 use crate::ops::{KvType, Value};
+use crate::tensor::DType;
 use crate::weights::{Checkpoint, Declarations};
 
 /// Numbers every host asks for.
@@ -31,6 +34,18 @@ pub trait Model: Send + Sync {
     fn dims(&self) -> &Dims;
 
     /// Records one step and returns the logits: of each sequence's last row, or of every row (`Tape::all_logits`).
+    fn record(&self, t: &mut Tape<'_>) -> Value;
+
+    /// The encoder, of a model that reads a source before it writes.
+    fn encoder(&self) -> Option<&dyn Encoder> {
+        None
+    }
+}
+
+/// The ability to read a source text whole, once, before the first token is written.
+pub trait Encoder: Send + Sync {
+    /// Records the pass over a source and returns the encoder's output; what the decoder's layers need of it goes to pages declared
+    /// by [`Declarations::source_kv`].
     fn record(&self, t: &mut Tape<'_>) -> Value;
 }
 
@@ -67,6 +82,12 @@ impl Build<'_> {
     /// The shape of a stored tensor, in whatever form the checkpoint holds it.
     pub fn shape(&self, tensor: &str) -> Option<Vec<usize>> {
         self.checkpoint.stored(tensor).ok().flatten().map(|stored| stored.shape)
+    }
+
+    /// The whole numbers of a small stored tensor of 64-bit integers.
+    pub fn integers(&self, tensor: &str) -> Option<Vec<i64>> {
+        let view = self.checkpoint.tensor(tensor).filter(|view| view.dtype == DType::I64)?;
+        Some(view.data.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect())
     }
 }
 

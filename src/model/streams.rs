@@ -3,7 +3,7 @@
 
 use super::{Dims, Head, Model};
 use crate::circuit::Tape;
-use crate::layers::{HyperHead, RmsNorm, Ropes, Streams};
+use crate::layers::{GatedSite, HyperHead, RmsNorm, Ropes, Streams};
 use crate::ops::{Embed, GroupRopeTable, LastRows, RecordWrite, Records, TokenIds, Value};
 
 /// What a layer receives and hands on.
@@ -33,6 +33,8 @@ pub enum StreamEnd {
     Weighted(HyperHead),
     /// By the last sublayer's mixing weights.
     Carried,
+    /// Normed and gated; no norm follows.
+    Gated(GatedSite),
 }
 
 /// The model.
@@ -53,8 +55,8 @@ pub struct StreamDecoder {
     pub layers: Vec<Box<dyn StreamLayer>>,
     /// The end.
     pub end: StreamEnd,
-    /// Before the output matrix.
-    pub norm: RmsNorm,
+    /// Before the output matrix, unless the end norms.
+    pub norm: Option<RmsNorm>,
 }
 
 impl Model for StreamDecoder {
@@ -91,8 +93,12 @@ impl Model for StreamDecoder {
                 let mix = last(t, carry.mix);
                 self.streams.collapse(t, x, mix)
             }
+            StreamEnd::Gated(site) => site.read(t, x).0,
         };
-        let x = self.norm.record(t, x);
+        let x = match &self.norm {
+            Some(norm) => norm.record(t, x),
+            None => x,
+        };
         t.name(x, "hidden");
         let logits = self.head.output.record(t, x);
         t.name(logits, "logits");

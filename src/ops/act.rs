@@ -14,6 +14,8 @@ pub enum Activation {
     GeluTanh,
     /// `x * Phi(x)`.
     Gelu,
+    /// `max(x, 0)`.
+    Relu,
     /// `max(x, 0)^2`.
     Relu2,
     /// `1 / (1 + exp(-x))`: output gates.
@@ -34,6 +36,11 @@ pub enum Activation {
         /// The bound of `up`.
         linear: f32,
     },
+    /// Silu whose result is at most `limit`; `up` lies in `-limit ..= limit` (Step 3.7).
+    SiluThenClamp {
+        /// The bound.
+        limit: f32,
+    },
     /// `(up + 1) * gate * sigmoid(alpha * gate)` between the same bounds (GPT-OSS).
     SwigluOai {
         /// Steepness of the sigmoid.
@@ -50,12 +57,14 @@ impl Activation {
             Activation::Silu => x / (1.0 + (-x).exp()),
             Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
             Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+            Activation::Relu => x.max(0.0),
             Activation::Relu2 => x.max(0.0) * x.max(0.0),
             Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
             Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
             Activation::Identity => x,
             Activation::ClampedSilu { limit } => Activation::Silu.of(below(x, limit)),
             Activation::Situ { beta, .. } => f64::from(beta) * (x / f64::from(beta)).tanh() / (1.0 + (-x).exp()),
+            Activation::SiluThenClamp { limit } => below(Activation::Silu.of(x), limit),
             Activation::SwigluOai { alpha, limit } => {
                 let x = below(x, limit);
                 x / (1.0 + (-f64::from(alpha) * x).exp())
@@ -67,7 +76,7 @@ impl Activation {
     pub fn gated(self, gate: f64, up: f64) -> f64 {
         let within = |limit: f32| -below(-below(up, limit), limit);
         match self {
-            Activation::ClampedSilu { limit } => self.of(gate) * within(limit),
+            Activation::ClampedSilu { limit } | Activation::SiluThenClamp { limit } => self.of(gate) * within(limit),
             Activation::Situ { linear, .. } if linear != 0.0 => self.of(gate) * f64::from(linear) * (up / f64::from(linear)).tanh(),
             Activation::SwigluOai { limit, .. } => self.of(gate) * (within(limit) + 1.0),
             _ => self.of(gate) * up,
@@ -171,7 +180,10 @@ impl Op for ActMul {
                     (Activation::Silu, Some(up)) => frame.simd.silu_mul(gate, up, y),
                     (Activation::GeluTanh, Some(up)) => frame.simd.gelu_tanh_mul(gate, up, y),
                     (Activation::Identity, Some(up)) => y.iter_mut().zip(gate).zip(up).for_each(|((y, g), u)| *y = g * u),
+                    (Activation::Relu, None) => y.iter_mut().zip(gate).for_each(|(y, g)| *y = g.max(0.0)),
                     (Activation::Relu2, None) => y.iter_mut().zip(gate).for_each(|(y, g)| *y = g.max(0.0) * g.max(0.0)),
+                    (Activation::ClampedSilu { limit }, Some(up)) => bounded(frame, (limit, 1.0, 0.0), gate, up, y),
+                    (Activation::SwigluOai { alpha, limit }, Some(up)) => bounded(frame, (limit, alpha, 1.0), gate, up, y),
                     (Activation::Sigmoid, up) => {
                         for (i, y) in y.iter_mut().enumerate() {
                             *y = up.map_or(1.0, |up| up[i]) / (1.0 + (-gate[i]).exp());
@@ -187,6 +199,18 @@ impl Op for ActMul {
             }
         });
     }
+}
+
+/// The SwiGLUs with bounds by way of the plain one: `g sigmoid(alpha g) (u + offset)` is `silu(alpha g) * (u + offset) / alpha`.
+fn bounded(frame: &Frame<'_>, (limit, alpha, offset): (f32, f32, f32), gate: &[f32], up: &[f32], y: &mut [f32]) {
+    let (mut g, mut u) = ([0.0f32; COLUMNS], [0.0f32; COLUMNS]);
+    let (g, u) = (&mut g[..y.len()], &mut u[..y.len()]);
+    g.iter_mut().zip(gate).for_each(|(g, x)| *g = alpha * if *x > limit { limit } else { *x });
+    for (u, x) in u.iter_mut().zip(up) {
+        let below = if *x > limit { limit } else { *x };
+        *u = (if below < -limit { -limit } else { below } + offset) / alpha;
+    }
+    frame.simd.silu_mul(g, u, y);
 }
 
 #[cfg(test)]

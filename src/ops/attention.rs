@@ -224,7 +224,7 @@ impl Op for Attention {
         let head_blocks = |s: &Segment| self.spec.heads * self.group().div_ceil(heads(s));
         let items = |s: &Segment| s.rows.len().div_ceil(QUERIES) * head_blocks(s);
         let total: usize = frame.batch.segments.iter().map(items).sum();
-        turn.worker.each(turn.counter, total, 1, |range| {
+        turn.pieces(total, 1, |range| {
             for item in range {
                 let mut item = item;
                 for (index, segment) in frame.batch.segments.iter().enumerate() {

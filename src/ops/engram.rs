@@ -83,7 +83,10 @@ impl Op for EngramRows {
         let (tokens, columns) = (self.hash.multipliers.len(), self.hash.primes.len());
         ensure!((2..=MOST_TOKENS).contains(&tokens), Unsupported, "engram: n-grams of {tokens} tokens; 2 to {MOST_TOKENS} are possible");
         ensure!(
-            columns > 0 && columns.is_multiple_of(tokens - 1) && self.hash.offsets.len() == columns && self.hash.primes.iter().all(|p| *p > 0),
+            columns > 0
+                && columns.is_multiple_of(tokens - 1)
+                && self.hash.offsets.len() == columns
+                && self.hash.primes.iter().all(|p| *p > 0),
             Internal,
             "engram: {columns} columns for n-grams of {tokens}"
         );
@@ -150,7 +153,10 @@ impl Op for EngramInject {
         let (x, kv) = (shapes.value(self.x), shapes.value(self.kv));
         let weights = [self.q, self.k].map(|id| shapes.weight(id).1);
         ensure!(
-            self.streams > 0 && x.width.is_multiple_of(self.streams) && kv.width == x.width + x.width / self.streams && weights == [x.width; 2],
+            self.streams > 0
+                && x.width.is_multiple_of(self.streams)
+                && kv.width == x.width + x.width / self.streams
+                && weights == [x.width; 2],
             Internal,
             "engram_inject: {x:?}, {kv:?}, weights of {weights:?} for {} streams",
             self.streams

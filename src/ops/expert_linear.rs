@@ -327,7 +327,7 @@ impl Op for ExpertLinear {
         let width = frame.slot(self.y).width / self.slots;
         scratch::with(|scratch| {
             let chunks = self.group(frame, experts, scratch);
-            turn.worker.each(turn.counter, chunks, 1, |range| range.for_each(|chunk| self.chunk(frame, experts, width, chunk, scratch)));
+            turn.pieces(chunks, 1, |range| range.for_each(|chunk| self.chunk(frame, experts, width, chunk, scratch)));
         });
     }
 }

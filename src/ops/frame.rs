@@ -186,9 +186,16 @@ pub struct Batch {
     pub states: Vec<StatePointers>,
     /// Where each slot lies in a sequence's recurrent state, by [`SlotId`].
     pub slots: Arc<[Range<usize>]>,
+    /// Tokens of the source that each segment's sequence has read; empty where the model reads none.
+    pub sources: Vec<usize>,
 }
 
 impl Batch {
+    /// Tokens of the source of a segment's sequence.
+    pub fn source(&self, segment: usize) -> usize {
+        self.sources.get(segment).copied().unwrap_or(0)
+    }
+
     /// Rows of a value.
     pub fn rows(&self, rows: Rows) -> usize {
         match rows {

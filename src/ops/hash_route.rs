@@ -46,7 +46,11 @@ impl Op for HashRoute {
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let (logits, (_, top_k)) = (shapes.value(self.logits), shapes.weight(self.table));
-        ensure!(top_k > 0 && logits.width > 0 && logits.rows == super::Rows::All, Internal, "hash_route: {logits:?}, {top_k} experts a token");
+        ensure!(
+            top_k > 0 && logits.width > 0 && logits.rows == super::Rows::All,
+            Internal,
+            "hash_route: {logits:?}, {top_k} experts a token"
+        );
         Ok(vec![Shape::f32(logits.rows, 2 * top_k)])
     }
 

@@ -86,7 +86,13 @@ impl Op for HeadLinear {
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let (x, (outputs, inputs)) = (shapes.value(self.x), shapes.weight(self.weight));
         let fits = x.width == self.heads * (inputs + self.tail) && shapes.experts(self.weight) == self.heads && !x.sliced;
-        ensure!(fits, Internal, "head_linear: {} matrices [{outputs}, {inputs}] meet {x:?} of {} heads", shapes.experts(self.weight), self.heads);
+        ensure!(
+            fits,
+            Internal,
+            "head_linear: {} matrices [{outputs}, {inputs}] meet {x:?} of {} heads",
+            shapes.experts(self.weight),
+            self.heads
+        );
         Ok(vec![Shape::f32(x.rows, self.heads * (outputs + self.tail))])
     }
 
@@ -112,7 +118,7 @@ impl Op for HeadLinear {
         let matrices = frame.weight(self.weight).experts();
         // All heads are cut alike: chunks of the first serve for all.
         let chunks: usize = matrices[0].parts.iter().map(|p| p.panels().div_ceil(PANELS)).sum();
-        turn.worker.each(turn.counter, self.heads * chunks, 1, |range| {
+        turn.pieces(self.heads * chunks, 1, |range| {
             for item in range {
                 let (head, mut chunk) = (item / chunks, item % chunks);
                 if chunk == 0 {

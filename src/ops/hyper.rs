@@ -159,8 +159,18 @@ impl Op for HyperCollapse {
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let x = shapes.value(self.x);
-        ensure!((1..=MOST_STREAMS).contains(&self.streams) && x.width.is_multiple_of(self.streams), Internal, "hyper_collapse: {x:?} as {} streams", self.streams);
-        ensure!(!self.pre.is_some() || shapes.value(self.pre).width >= self.streams, Internal, "hyper_collapse: {:?}", shapes.value(self.pre));
+        ensure!(
+            (1..=MOST_STREAMS).contains(&self.streams) && x.width.is_multiple_of(self.streams),
+            Internal,
+            "hyper_collapse: {x:?} as {} streams",
+            self.streams
+        );
+        ensure!(
+            !self.pre.is_some() || shapes.value(self.pre).width >= self.streams,
+            Internal,
+            "hyper_collapse: {:?}",
+            shapes.value(self.pre)
+        );
         Ok(vec![Shape::f32(x.rows, x.width / self.streams)])
     }
 
@@ -231,7 +241,11 @@ impl Op for HyperExpand {
         let (out, h) = (shapes.value(self.out), self.streams);
         if self.mix.is_some() {
             let (x, mix) = (shapes.value(self.x), shapes.value(self.mix));
-            ensure!(x.width == h * out.width && mix.width == (2 + h) * h && x.rows == out.rows, Internal, "hyper_expand: {out:?}, {x:?}, {mix:?} for {h} streams");
+            ensure!(
+                x.width == h * out.width && mix.width == (2 + h) * h && x.rows == out.rows,
+                Internal,
+                "hyper_expand: {out:?}, {x:?}, {mix:?} for {h} streams"
+            );
         }
         Ok(vec![Shape::f32(out.rows, h * out.width)])
     }

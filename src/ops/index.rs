@@ -14,7 +14,7 @@ use crate::{ensure, op_common};
 pub struct Indexer {
     /// `[rows, heads * width]`.
     pub q: Value,
-    /// `[rows, heads]`.
+    /// `[rows, heads]`; none means 1.
     pub weights: Value,
     /// Keys; a query at `p` may meet the first `(p + 1) / every`.
     pub keys: Records,
@@ -29,19 +29,32 @@ impl Indexer {
     /// The score of key `j`. Constant positive factors are left out: they move no choice.
     fn score(&self, frame: &Frame<'_>, segment: usize, row: usize, j: usize, key: &mut [f32]) -> f32 {
         let key = self.keys.read(&frame.pages(segment, self.keys.state), j, key);
-        let heads = frame.row(self.q, row).chunks(key.len()).zip(frame.row(self.weights, row));
-        heads.map(|(q, w)| w * dot(q, key).max(0.0)).sum()
+        let heads = frame.row(self.q, row).chunks(key.len());
+        match self.weights.is_some() {
+            true => heads.zip(frame.row(self.weights, row)).map(|(q, w)| w * dot(q, key).max(0.0)).sum(),
+            false => heads.map(|q| dot(q, key).max(0.0)).sum(),
+        }
     }
 
     fn score64(&self, frame: &Frame<'_>, segment: usize, row: usize, j: usize, key: &mut [f32]) -> f64 {
         let key = self.keys.read(&frame.pages(segment, self.keys.state), j, key);
-        let heads = frame.row(self.q, row).chunks(key.len()).zip(frame.row(self.weights, row));
-        heads.map(|(q, w)| f64::from(*w) * dot64(q, key).max(0.0)).sum()
+        let weight = |h: usize| if self.weights.is_some() { f64::from(frame.row(self.weights, row)[h]) } else { 1.0 };
+        frame.row(self.q, row).chunks(key.len()).enumerate().map(|(h, q)| weight(h) * dot64(q, key).max(0.0)).sum()
+    }
+
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        let weights = self.weights.is_some().then_some((Port::In, &mut self.weights));
+        [(Port::In, &mut self.q)].into_iter().chain(weights).collect()
     }
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Shape> {
-        let (q, weights) = (shapes.value(self.q), shapes.value(self.weights));
+        let q = shapes.value(self.q);
         self.keys.check(shapes)?;
+        if !self.weights.is_some() {
+            ensure!(q.width > 0 && q.width.is_multiple_of(self.keys.width), Internal, "indexer: {q:?} over keys of {}", self.keys.width);
+            return Ok(q);
+        }
+        let weights = shapes.value(self.weights);
         ensure!(q.width == weights.width * self.keys.width && q.rows == weights.rows, Internal, "indexer: {q:?} and {weights:?} over keys of {}", self.keys.width);
         Ok(q)
     }
@@ -134,7 +147,7 @@ impl Op for IndexSelect {
     op_common!("index_select");
 
     fn ports(&mut self) -> Vec<(Port, &mut Value)> {
-        let mut ports = vec![(Port::In, &mut self.indexer.q), (Port::In, &mut self.indexer.weights)];
+        let mut ports = self.indexer.ports();
         if self.blocks.is_some() {
             ports.push((Port::In, &mut self.blocks));
         }
@@ -148,7 +161,13 @@ impl Op for IndexSelect {
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let q = self.indexer.check(shapes)?;
-        ensure!(self.top_k > 0 && (!self.blocks.is_some() || self.block > 0), Unsupported, "index_select: the best {} of blocks of {}", self.top_k, self.block);
+        ensure!(
+            self.top_k > 0 && (!self.blocks.is_some() || self.block > 0),
+            Unsupported,
+            "index_select: the best {} of blocks of {}",
+            self.top_k,
+            self.block
+        );
         let every = self.indexer.keys.every;
         Ok(vec![Shape::f32(q.rows, if self.positions { self.top_k * every + every - 1 } else { self.top_k })])
     }
@@ -171,7 +190,7 @@ impl Op for IndexSelect {
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
         let y = frame.output(self.y);
-        turn.worker.each(turn.counter, y.rows(), 1, |range| {
+        turn.pieces(y.rows(), 1, |range| {
             for row in range {
                 // SAFETY: `each` gives a row to one worker.
                 scratch::with(|s| self.row(frame, frame.segment_of(row), row, s, unsafe { y.row(row) }));
@@ -219,7 +238,7 @@ impl Op for IndexBlocks {
     op_common!("index_blocks");
 
     fn ports(&mut self) -> Vec<(Port, &mut Value)> {
-        vec![(Port::In, &mut self.indexer.q), (Port::In, &mut self.indexer.weights), (Port::Out, &mut self.y)]
+        self.indexer.ports().into_iter().chain([(Port::Out, &mut self.y)]).collect()
     }
 
     fn states(&self) -> Vec<(Port, StateId)> {
@@ -237,7 +256,8 @@ impl Op for IndexBlocks {
         for (index, segment) in frame.batch.segments.iter().enumerate() {
             for row in segment.rows.clone() {
                 let mut key = vec![0.0; self.indexer.keys.width];
-                let scores: Vec<f64> = (0..self.indexer.visible(frame, row)).map(|j| self.indexer.score64(frame, index, row, j, &mut key)).collect();
+                let scores: Vec<f64> =
+                    (0..self.indexer.visible(frame, row)).map(|j| self.indexer.score64(frame, index, row, j, &mut key)).collect();
                 let mut best: Vec<(f64, usize)> =
                     scores.chunks(self.block).enumerate().map(|(b, s)| (s.iter().copied().fold(f64::NEG_INFINITY, f64::max), b)).collect();
                 if let Some(newest) = best.last_mut() {
@@ -256,7 +276,7 @@ impl Op for IndexBlocks {
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
         let y = frame.output(self.y);
-        turn.worker.each(turn.counter, y.rows(), 1, |range| {
+        turn.pieces(y.rows(), 1, |range| {
             for row in range {
                 // SAFETY: `each` gives a row to one worker.
                 scratch::with(|s| self.row(frame, frame.segment_of(row), row, s, unsafe { y.row(row) }));

@@ -65,7 +65,11 @@ impl Op for NgramRows {
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         self.history.check(shapes)?;
-        ensure!(self.tables.iter().all(|t| t.rows > 0 && t.rows < 1 << 32), Unsupported, "ngram_rows: a table of no rows, or of 2^32 and more");
+        ensure!(
+            self.tables.iter().all(|t| t.rows > 0 && t.rows < 1 << 32),
+            Unsupported,
+            "ngram_rows: a table of no rows, or of 2^32 and more"
+        );
         Ok(vec![Shape::f32(Rows::All, self.tables.len())])
     }
 

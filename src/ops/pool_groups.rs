@@ -94,10 +94,23 @@ impl Op for PoolGroups {
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let width = self.series() * self.dim;
         self.source.check(shapes)?;
-        ensure!(self.source.width == 2 * width && self.source.every == 1 && self.every > 0, Internal, "pool_groups: {:?} for {} of {}", self.source, self.every, self.dim);
+        ensure!(
+            self.source.width == 2 * width && self.source.every == 1 && self.every > 0,
+            Internal,
+            "pool_groups: {:?} for {} of {}",
+            self.source,
+            self.every,
+            self.dim
+        );
         ensure!(self.source.dtype == super::KvType::F32, Internal, "pool_groups: groups that are not complete are kept in f32");
         if let Some(bias) = self.bias {
-            ensure!(shapes.weight(bias).1 == self.every * width, Internal, "pool_groups: a bias of {} for {} of {width}", shapes.weight(bias).1, self.every);
+            ensure!(
+                shapes.weight(bias).1 == self.every * width,
+                Internal,
+                "pool_groups: a bias of {} for {} of {width}",
+                shapes.weight(bias).1,
+                self.every
+            );
         }
         Ok(vec![Shape::f32(Rows::All, self.dim)])
     }

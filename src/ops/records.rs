@@ -38,16 +38,27 @@ impl Records {
 
     /// Record `index`; `scratch` (of `width`) holds it where it is not stored as f32.
     pub(super) fn read<'s>(&self, pages: &KvPages, index: usize, scratch: &'s mut [f32]) -> &'s [f32] {
+        self.elements(pages, index, 0, self.width, scratch)
+    }
+
+    /// As many elements of record `index` as `scratch` has, from element `first` on.
+    pub(super) fn read_part<'s>(&self, pages: &KvPages, index: usize, first: usize, scratch: &'s mut [f32]) -> &'s [f32] {
+        self.elements(pages, index, first, scratch.len(), scratch)
+    }
+
+    fn elements<'s>(&self, pages: &KvPages, index: usize, first: usize, count: usize, scratch: &'s mut [f32]) -> &'s [f32] {
+        assert!(first + count <= self.width);
         let (page, at) = self.at(pages, index);
+        let at = at + first;
         match self.dtype {
             // SAFETY: the page holds `spec` records; an earlier operation or step wrote this one, nobody writes it now.
-            KvType::F32 => unsafe { std::slice::from_raw_parts(page.cast::<f32>().add(at), self.width) },
+            KvType::F32 => unsafe { std::slice::from_raw_parts(page.cast::<f32>().add(at), count) },
             KvType::F16 => {
-                for (i, v) in scratch[..self.width].iter_mut().enumerate() {
+                for (i, v) in scratch[..count].iter_mut().enumerate() {
                     // SAFETY: as above.
                     *v = unsafe { page.cast::<f16>().add(at + i).read() }.to_f32();
                 }
-                &scratch[..self.width]
+                &scratch[..count]
             }
         }
     }

@@ -55,7 +55,12 @@ impl Op for ResidualMix {
     }
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
-        ensure!((1..=MOST).contains(&self.sources.len()), Unsupported, "a residual of {} blocks; at most {MOST} are possible", self.sources.len());
+        ensure!(
+            (1..=MOST).contains(&self.sources.len()),
+            Unsupported,
+            "a residual of {} blocks; at most {MOST} are possible",
+            self.sources.len()
+        );
         let sources: Vec<Shape> = self.sources.iter().map(|s| shapes.value(*s)).collect();
         let first = sources[0];
         let weights = [self.query, self.norm].map(|id| shapes.weight(id).1);

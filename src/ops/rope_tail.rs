@@ -54,8 +54,20 @@ impl Op for RopeTail {
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let (x, table) = (shapes.value(self.x), shapes.value(self.table));
-        ensure!(x.width.is_multiple_of(self.head_dim), Internal, "rope_tail: rows of {} do not split into heads of {}", x.width, self.head_dim);
-        ensure!(table.width <= self.head_dim && table.width.is_multiple_of(2), Unsupported, "rope_tail: {} rotary elements in heads of {}", table.width, self.head_dim);
+        ensure!(
+            x.width.is_multiple_of(self.head_dim),
+            Internal,
+            "rope_tail: rows of {} do not split into heads of {}",
+            x.width,
+            self.head_dim
+        );
+        ensure!(
+            table.width <= self.head_dim && table.width.is_multiple_of(2),
+            Unsupported,
+            "rope_tail: {} rotary elements in heads of {}",
+            table.width,
+            self.head_dim
+        );
         Ok(vec![Shape::f32(x.rows, x.width)])
     }
 

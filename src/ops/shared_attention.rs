@@ -143,15 +143,31 @@ impl Op for SharedAttention {
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let (q, width) = (shapes.value(self.q), self.records.width);
-        ensure!(q.width == self.heads * width && self.value_dim <= width, Internal, "shared_attention: {q:?} for {} heads of {width}", self.heads);
+        ensure!(
+            q.width == self.heads * width && self.value_dim <= width,
+            Internal,
+            "shared_attention: {q:?} for {} heads of {width}",
+            self.heads
+        );
         ensure!(self.window != Some(0), Unsupported, "shared_attention: a window of 0 sees nothing");
         self.records.check(shapes)?;
         if let Some(pooled) = self.pooled {
-            ensure!(pooled.records.width == width, Internal, "shared_attention: compressed rows of {}, rows of {width}", pooled.records.width);
+            ensure!(
+                pooled.records.width == width,
+                Internal,
+                "shared_attention: compressed rows of {}, rows of {width}",
+                pooled.records.width
+            );
             pooled.records.check(shapes)?;
         }
         if let Some(sinks) = self.sinks {
-            ensure!(shapes.weight(sinks).1 == self.heads, Internal, "shared_attention: {} sinks for {} heads", shapes.weight(sinks).1, self.heads);
+            ensure!(
+                shapes.weight(sinks).1 == self.heads,
+                Internal,
+                "shared_attention: {} sinks for {} heads",
+                shapes.weight(sinks).1,
+                self.heads
+            );
         }
         Ok(vec![Shape::f32(q.rows, self.heads * self.value_dim)])
     }
@@ -183,7 +199,7 @@ impl Op for SharedAttention {
         // An item is a row and up to HEADS heads.
         let blocks = self.heads.div_ceil(HEADS);
         let rows = frame.rows(self.y);
-        turn.worker.each(turn.counter, rows * blocks, 1, |range| {
+        turn.pieces(rows * blocks, 1, |range| {
             for item in range {
                 let (row, block) = (item / blocks, item % blocks);
                 let segment = frame.segment_of(row);

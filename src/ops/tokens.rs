@@ -84,7 +84,13 @@ impl Op for Lookup {
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let (ids, (_, width)) = (shapes.value(self.ids), shapes.weight(self.table));
-        ensure!(self.count > 0 && self.column + self.count <= ids.width, Internal, "lookup: columns {}+{} of {ids:?}", self.column, self.count);
+        ensure!(
+            self.count > 0 && self.column + self.count <= ids.width,
+            Internal,
+            "lookup: columns {}+{} of {ids:?}",
+            self.column,
+            self.count
+        );
         Ok(vec![Shape::f32(ids.rows, self.count * width)])
     }
 

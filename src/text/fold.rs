@@ -51,7 +51,9 @@ mod tests {
 
     #[test]
     fn case_accents_and_blanks_fall_together() {
-        for (text, folded) in [("Café", "cafe"), (" THE\n", "the"), ("\t \n", " "), ("ﬁ", "fi"), ("a \t b", "a b"), ("\u{301}", "\u{301}"), ("", "")] {
+        for (text, folded) in
+            [("Café", "cafe"), (" THE\n", "the"), ("\t \n", " "), ("ﬁ", "fi"), ("a \t b", "a b"), ("\u{301}", "\u{301}"), ("", "")]
+        {
             assert_eq!(fold(text).unwrap(), folded, "{text:?}");
         }
     }

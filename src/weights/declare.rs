@@ -194,6 +194,8 @@ pub struct Declarations {
     pub weights: Vec<WeightSpec>,
     /// Key/value pages, by [`StateId`].
     pub kv: Vec<KvSpec>,
+    /// For each of those, whether its positions are the source's instead of the sequence's.
+    pub of_source: Vec<bool>,
     /// Recurrent slots, by [`SlotId`].
     pub slots: Vec<SlotSpec>,
 }
@@ -240,6 +242,13 @@ impl Declarations {
         id
     }
 
+    /// A table looked up by row that lies in several tensors, one after another.
+    pub fn row_parts(&mut self, name: &str, parts: Vec<Part>, cols: usize) -> WeightId {
+        let id = self.parts(name, parts, cols);
+        self.weights[id.0 as usize].role = Role::Rows;
+        id
+    }
+
     /// A vector; `add` is put onto every element.
     pub fn vector(&mut self, tensor: &str, len: usize, add: f32) -> WeightId {
         self.stacked_vector(tensor, &[(tensor, len)], add)
@@ -272,7 +281,17 @@ impl Declarations {
 
     /// A layer's key/value pages.
     pub fn kv(&mut self, spec: KvSpec) -> StateId {
+        self.pages(spec, false)
+    }
+
+    /// Key/value pages for the positions of a source text, written once when an encoder reads it.
+    pub fn source_kv(&mut self, spec: KvSpec) -> StateId {
+        self.pages(spec, true)
+    }
+
+    fn pages(&mut self, spec: KvSpec, of_source: bool) -> StateId {
         self.kv.push(spec);
+        self.of_source.push(of_source);
         StateId(self.kv.len() as u32 - 1)
     }
 

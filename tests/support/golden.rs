@@ -11,8 +11,17 @@ pub struct Golden {
     pub decode_logits: Vec<f32>,
     /// `layer.N`, in order.
     pub layers: Vec<(String, Vec<f32>)>,
+    /// Of a translation: what the encoder makes of the prompt, the decoder's tokens, and its logits at each of them.
+    pub translation: Option<Translation>,
     /// How far the reference is from itself when computed with a cache.
     pub uncertainty: f32,
+}
+
+/// Goldens of a model that reads a source (the prompt) and writes its translation.
+pub struct Translation {
+    pub encoded: Vec<f32>,
+    pub tokens: Vec<i32>,
+    pub logits: Vec<f32>,
 }
 
 fn words(file: &SafeTensors<'_>, name: &str) -> Option<(Dtype, Vec<[u8; 4]>)> {
@@ -47,6 +56,11 @@ impl Golden {
             decode_ids: ints(&file, "decode_ids").unwrap_or_default(),
             decode_logits: floats(&file, "decode_logits").unwrap_or_default(),
             layers: layers.into_iter().filter_map(|(_, n)| floats(&file, &n).map(|v| (n, v))).collect(),
+            translation: floats(&file, "encoder_output").map(|encoded| Translation {
+                encoded,
+                tokens: ints(&file, "decoder_input_ids").expect("decoder_input_ids"),
+                logits: floats(&file, "decoder_logits").expect("decoder_logits"),
+            }),
             uncertainty: json.get("max_abs_diff_full_vs_cached").and_then(|v| v.as_f64()).unwrap_or(0.0) as f32,
         }
     }

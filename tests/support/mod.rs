@@ -1,6 +1,7 @@
 //! What several integration tests need: scratch folders and a writer of small GGUF files.
 #![allow(dead_code)] // each test binary uses its own part
 
+pub mod copies;
 pub mod golden;
 
 use std::path::{Path, PathBuf};

@@ -13,7 +13,12 @@ pub(super) type Config = Map<String, Value>;
 pub(super) struct Keys<'a> {
     parts: &'a [Gguf],
     prefix: String,
+    /// Whether layers may differ, so that keys with a list for all layers give the first one's number.
+    mixed: bool,
 }
+
+/// Architectures whose layers differ in size; their dialects read the lists.
+const MIXED: &[&str] = &["gemma4"];
 
 /// Special tokens: key in the file, key in the config.
 const SPECIAL: [(&str, &str); 4] = [
@@ -25,7 +30,7 @@ const SPECIAL: [(&str, &str); 4] = [
 
 impl<'a> Keys<'a> {
     pub(super) fn new(parts: &'a [Gguf], architecture: &str) -> Self {
-        Keys { parts, prefix: format!("{architecture}.") }
+        Keys { parts, prefix: format!("{architecture}."), mixed: MIXED.contains(&architecture) }
     }
 
     pub(super) fn gguf(&self) -> &'a Gguf {
@@ -66,7 +71,7 @@ impl<'a> Keys<'a> {
         if self.gguf().value(&name).is_some_and(|v| v.element_type().is_some()) {
             let values = self.gguf().i64_array(&name)?.unwrap_or_default();
             return match values.as_slice() {
-                [first, rest @ ..] if *first >= 0 && rest.iter().all(|x| x == first) => Ok(Some(*first as u64)),
+                [first, rest @ ..] if *first >= 0 && (self.mixed || rest.iter().all(|x| x == first)) => Ok(Some(*first as u64)),
                 // Layers without (convolutions among attention layers) say nothing about the others.
                 _ if without => {
                     let some: Vec<i64> = values.iter().copied().filter(|x| *x != 0).collect();
@@ -79,6 +84,21 @@ impl<'a> Keys<'a> {
             };
         }
         self.u64(key)
+    }
+
+    /// A count for each of `layers` layers, which files give once or for each.
+    pub(super) fn by_layer(&self, key: &str, layers: usize) -> Result<Vec<u64>> {
+        let name = self.key(key);
+        if self.gguf().value(&name).is_some_and(|v| v.element_type().is_some()) {
+            let values = self.gguf().i64_array(&name)?.unwrap_or_default();
+            let counts: Vec<u64> = values.iter().filter_map(|n| u64::try_from(*n).ok()).collect();
+            if counts.len() == layers && values.len() == layers {
+                return Ok(counts);
+            }
+            let text = format!("{}: {name} lists {} counts for {layers} layers", self.gguf().source().label(), counts.len());
+            return Err(Error::new(Kind::CorruptFile, text).named(name));
+        }
+        vec_filled(layers, self.need_u64(key)?, key)
     }
 
     pub(super) fn unsupported(&self, name: &str, text: String) -> Error {

@@ -6,6 +6,7 @@
 mod deepseek2;
 mod deepseek41;
 mod gemma3;
+mod gemma4;
 mod glm4_moe;
 mod gpt_oss;
 mod keys;
@@ -47,6 +48,7 @@ static DIALECTS: &[&Dialect] = &[
     &qwen3_vl::DENSE,
     &qwen3_vl::MOE,
     &gemma3::DIALECT,
+    &gemma4::DIALECT,
     &gpt_oss::DIALECT,
     &glm4_moe::DIALECT,
     &minimax_m2::DIALECT,
@@ -77,7 +79,7 @@ enum Stored {
     OnePlus,
     /// Experts stacked in front; `{}` in the name takes the number of the expert.
     Experts,
-    /// Not at all, and the other name is whole: nothing follows it.
+    /// Not at all, and the other name is whole: nothing follows it. The name here may be whole too (`ffn_gate_inp.scale`).
     Bare,
     /// As matrices `[groups, rows, columns]` that are one of `groups * rows` rows here.
     Stacked,
@@ -197,14 +199,14 @@ fn hf_name(dialect: &Dialect, name: &str) -> Option<(&'static Rename, String)> {
     if let Some(rename) = dialect.top.iter().find(|r| r.gguf == stem) {
         return Some((rename, format!("{}.{leaf}", rename.hf)));
     }
-    let (number, stem) = name.strip_prefix("blk.")?.split_once('.')?;
+    let (number, whole) = name.strip_prefix("blk.")?.split_once('.')?;
     // Only the plain spelling of a number, so that no two names meet in one.
     if number.parse::<u32>().ok()?.to_string() != number {
         return None;
     }
     // A few tensors have no leaf (`ssm_a`); their other name is whole.
-    let bare = dialect.layer.iter().find(|r| r.gguf == stem && r.stored == Stored::Bare);
-    let rename = bare.or_else(|| dialect.layer.iter().find(|r| stem.strip_suffix(leaf).and_then(|s| s.strip_suffix('.')) == Some(r.gguf)))?;
+    let find = |name: &str| dialect.layer.iter().find(|r| r.gguf == name);
+    let rename = find(whole).or_else(|| whole.rsplit_once('.').and_then(|(stem, _)| find(stem)))?;
     let module = match rename.hf.strip_prefix('/') {
         Some(module) => format!("layers.{number}.{module}"),
         None => format!("model.layers.{number}.{}", rename.hf),

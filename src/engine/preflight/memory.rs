@@ -1,0 +1,83 @@
+//! Whether a planned model fits: against the host's cap, or against what the machine has free.
+
+use crate::engine::plan::Plan;
+use crate::error::{Error, Kind, Result};
+
+/// Refuses a plan that does not fit, and says which context would. `cap` of 0 takes what the machine has free.
+pub(crate) fn check(plan: &Plan, context: usize, cap: u64) -> Result<()> {
+    let (limit, whose) = match cap {
+        0 => match available() {
+            Some(bytes) => (bytes, "are free on this machine"),
+            None => return Ok(()),
+        },
+        cap => (cap, "are allowed by the option memory"),
+    };
+    let total = plan.total();
+    if total <= limit {
+        return Ok(());
+    }
+    let rest = total.saturating_sub(plan.kv);
+    let fitting = match plan.kv {
+        0 => 0,
+        kv => (u128::from(limit.saturating_sub(rest)) * context as u128 / u128::from(kv)) as usize,
+    };
+    let help = match fitting {
+        0 => "a smaller or more quantised model is needed".to_string(),
+        n => format!("with a context of {n} tokens it fits"),
+    };
+    let text = format!(
+        "the model with one sequence of {context} tokens takes {}, {} {whose}: weights {}, cache {}, recurrent state {}, workspace {}; {help}",
+        size(total),
+        size(limit),
+        size(plan.weights),
+        size(plan.kv),
+        size(plan.state),
+        size(plan.scratch)
+    );
+    Err(Error::new(Kind::OutOfMemory, text).named("memory").sizes(total, limit))
+}
+
+/// Bytes this process may still take, as far as the system says.
+fn available() -> Option<u64> {
+    let free = std::fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(mem_available)?;
+    // A container may allow less than the machine has.
+    let allowed = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
+    Some(free.min(allowed.unwrap_or(u64::MAX)))
+}
+
+/// `MemAvailable` of `/proc/meminfo`, which counts pages of files that can be given up.
+fn mem_available(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Bytes for people.
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1_048_576 => format!("{} KiB", bytes.div_ceil(1024)),
+        1_048_576..1_073_741_824 => format!("{} MiB", bytes.div_ceil(1 << 20)),
+        _ => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_over_the_cap_names_a_context_that_fits() {
+        let plan = Plan { weights: 600, kv: 1000, state: 0, scratch: 100, other: 0 };
+        assert!(check(&plan, 100, 1700).is_ok());
+        let e = check(&plan, 100, 1200).unwrap_err();
+        assert_eq!((e.kind(), e.wanted(), e.available()), (Kind::OutOfMemory, Some(1700), Some(1200)));
+        assert!(e.message().contains("context of 50 tokens it fits"), "{e}");
+        assert!(check(&plan, 100, 700).unwrap_err().message().contains("smaller"));
+        assert!(check(&Plan { weights: u64::MAX, kv: u64::MAX, ..plan }, 100, 1200).is_err());
+    }
+
+    #[test]
+    fn meminfo_is_read_in_bytes() {
+        assert_eq!(mem_available("MemTotal: 9 kB\nMemAvailable:   24 kB\n"), Some(24 * 1024));
+        assert_eq!(mem_available("MemTotal: 9 kB\n"), None);
+    }
+}

@@ -1,0 +1,149 @@
+//! Attention over the whole of a source text, whatever the query's own position: an encoder's own attention, and a decoder's view of
+//! what the encoder read.
+//!
+//! Every query row has one order of work, positions ascending with a running maximum, so which rows share a pass over the
+//! pages does not enter the result.
+#![allow(unsafe_code)] // pages and rows of outputs, disjoint by row and head
+
+use super::{Frame, KvSpec, KvType, Op, PAGE, Port, Shape, Shapes, StateId, Turn, Value};
+use crate::backend::cpu::simd::attend::{Attend, QUERIES, Query, VALUE_DIM};
+use crate::error::Result;
+use crate::{ensure, op_common};
+use half::f16;
+use std::ops::Range;
+
+/// `y = softmax(scale * q k^T) v` over all positions of the segment's source; each query head has a key/value head of its own.
+#[derive(Clone, Debug)]
+pub struct SourceAttention {
+    /// `[rows, heads * key_dim]`.
+    pub q: Value,
+    /// Keys and values of the source.
+    pub state: StateId,
+    /// Their dims.
+    pub spec: KvSpec,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// `[rows, heads * value_dim]`.
+    pub y: Value,
+}
+
+impl SourceAttention {
+    /// Rows of one segment and one head, in one pass over the pages.
+    fn attend(&self, frame: &Frame<'_>, segment: usize, rows: Range<usize>, head: usize) {
+        let (spec, y) = (&self.spec, frame.output(self.y));
+        let columns = head * spec.value_dim..(head + 1) * spec.value_dim;
+        let Some(last) = frame.batch.source(segment).checked_sub(1) else {
+            // SAFETY: these rows and this head belong to this item.
+            rows.for_each(|row| unsafe { y.piece(row, columns.clone()) }.fill(0.0));
+            return;
+        };
+        let pages = frame.pages(segment, self.state);
+        let empty = Query { q: std::ptr::null(), y: std::ptr::null_mut(), first: 0, last, sink: None };
+        let mut queries = [empty; QUERIES];
+        let count = rows.len();
+        for (query, row) in queries.iter_mut().zip(rows) {
+            query.q = frame.row(self.q, row)[head * spec.key_dim..].as_ptr();
+            // SAFETY: this row and head belong to this item.
+            query.y = unsafe { y.piece(row, columns.clone()) }.as_mut_ptr();
+        }
+        let call = Attend {
+            queries: &queries[..count],
+            pages: pages.pages(),
+            key_at: spec.key_at(head),
+            value_at: spec.value_at(head),
+            key_dim: spec.key_dim,
+            value_dim: spec.value_dim,
+            half: spec.dtype == KvType::F16,
+            scale: self.scale,
+            softcap: None,
+        };
+        // SAFETY: every position of the source was written before the source's length was told; the outputs are this item's own.
+        unsafe { frame.simd.attend(&call) };
+    }
+}
+
+/// Reads element `at` of a page.
+///
+/// # Safety
+/// `at` is inside the page, and nobody writes that element now.
+unsafe fn load(page: *const u8, at: usize, dtype: KvType) -> f64 {
+    // SAFETY: the caller's promise.
+    f64::from(unsafe {
+        match dtype {
+            KvType::F32 => page.cast::<f32>().add(at).read(),
+            KvType::F16 => page.cast::<f16>().add(at).read().to_f32(),
+        }
+    })
+}
+
+impl Op for SourceAttention {
+    op_common!("source_attention");
+
+    fn ports(&mut self) -> Vec<(Port, &mut Value)> {
+        vec![(Port::In, &mut self.q), (Port::Out, &mut self.y)]
+    }
+
+    fn states(&self) -> Vec<(Port, StateId)> {
+        vec![(Port::In, self.state)]
+    }
+
+    fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
+        let (q, spec) = (shapes.value(self.q), &self.spec);
+        ensure!(q.width == spec.heads * spec.key_dim && *spec == shapes.kv(self.state), Internal, "source_attention: {q:?} for {spec:?}");
+        ensure!(
+            spec.value_dim <= VALUE_DIM,
+            Unsupported,
+            "source_attention: values of {} elements; at most {VALUE_DIM} are computed",
+            spec.value_dim
+        );
+        Ok(vec![Shape::f32(q.rows, spec.heads * spec.value_dim)])
+    }
+
+    fn scalar(&self, frame: &Frame<'_>) {
+        let (y, spec) = (frame.output(self.y), &self.spec);
+        for row in 0..y.rows() {
+            let segment = frame.segment_of(row);
+            let pages = frame.pages(segment, self.state);
+            for head in 0..spec.heads {
+                let q = &frame.row(self.q, row)[head * spec.key_dim..][..spec.key_dim];
+                let mut scores: Vec<f64> = (0..frame.batch.source(segment))
+                    .map(|p| {
+                        let base = spec.key_at(head) + p % PAGE / 16 * 16 * spec.key_dim + p % 16;
+                        // SAFETY: inside the page; written before this operation.
+                        let key = |d: usize| unsafe { load(pages.page(p / PAGE), base + d * 16, spec.dtype) };
+                        (0..spec.key_dim).map(|d| f64::from(q[d]) * key(d)).sum::<f64>() * f64::from(self.scale)
+                    })
+                    .collect();
+                let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                scores.iter_mut().for_each(|s| *s = (*s - most).exp());
+                let total: f64 = scores.iter().sum();
+                // SAFETY: alone.
+                for (d, y) in unsafe { y.piece(row, head * spec.value_dim..(head + 1) * spec.value_dim) }.iter_mut().enumerate() {
+                    let at = |p: usize| spec.value_at(head) + p % PAGE * spec.value_dim + d;
+                    // SAFETY: as above.
+                    let value = |p: usize| unsafe { load(pages.page(p / PAGE), at(p), spec.dtype) };
+                    *y = scores.iter().enumerate().map(|(p, s)| s / total * value(p)).sum::<f64>() as f32;
+                }
+            }
+        }
+    }
+
+    fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
+        // An item is a block of rows of one segment, and a head.
+        let blocks = |rows: &Range<usize>| rows.len().div_ceil(QUERIES);
+        let total: usize = frame.batch.segments.iter().map(|s| blocks(&s.rows) * self.spec.heads).sum();
+        turn.pieces(total, 1, |range| {
+            for mut item in range {
+                for (index, segment) in frame.batch.segments.iter().enumerate() {
+                    let items = blocks(&segment.rows) * self.spec.heads;
+                    if item < items {
+                        let start = segment.rows.start + item / self.spec.heads * QUERIES;
+                        self.attend(frame, index, start..(start + QUERIES).min(segment.rows.end), item % self.spec.heads);
+                        break;
+                    }
+                    item -= items;
+                }
+            }
+        });
+    }
+}
