@@ -87,7 +87,7 @@ fn no_config_panics_or_takes_memory_on_its_word() {
             places.iter().flat_map(|p| replacements().into_iter().map(move |v| (p.clone(), v))).collect();
         let count = match wanted.as_str() {
             "all" => mutations.len(),
-            n => n.parse().unwrap_or(25).min(mutations.len()),
+            n => n.parse().unwrap_or(8).min(mutations.len()),
         };
         for i in 0..count {
             let other = i + random.below(mutations.len() - i);
