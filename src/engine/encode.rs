@@ -6,9 +6,9 @@ use super::load::Engine;
 use super::runner::Work;
 use super::sequence::Sequence;
 use crate::cache::LayerPages;
+use crate::ensure;
 use crate::error::{Error, Kind, Result};
 use crate::ops::{KvPages, StatePointers};
-use crate::ensure;
 use std::sync::Arc;
 
 impl Engine {

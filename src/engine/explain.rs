@@ -48,7 +48,14 @@ impl Engine {
     }
 
     /// As [`Engine::capture`], after the model has read `source`; none for a model that reads none.
-    pub fn capture_translation(self: &Arc<Self>, source: &[i32], tokens: &[i32], slice: usize, names: &[&str], bodies: Bodies) -> Result<Vec<Captured>> {
+    pub fn capture_translation(
+        self: &Arc<Self>,
+        source: &[i32],
+        tokens: &[i32],
+        slice: usize,
+        names: &[&str],
+        bodies: Bodies,
+    ) -> Result<Vec<Captured>> {
         ensure!((1..=Shape::MOST_ROWS).contains(&slice), InvalidArgument, "slices of {slice} rows; 1 to {} run", Shape::MOST_ROWS);
         let mut circuit = self.prepared.circuit(true, bodies != Bodies::Fast)?;
         let mut values = Vec::with_capacity(names.len());

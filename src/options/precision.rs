@@ -115,7 +115,10 @@ fn rule(text: &str) -> Result<PrecisionRule> {
         name => match ModelPart::ALL.into_iter().find(|p| p.name() == name) {
             Some(part) => Some(part),
             None => {
-                return Err(unknown(text, &format!("there is no part {name:?}; known: {}", ModelPart::ALL.map(ModelPart::name).join(", "))));
+                return Err(unknown(
+                    text,
+                    &format!("there is no part {name:?}; known: {}", ModelPart::ALL.map(ModelPart::name).join(", ")),
+                ));
             }
         },
     };

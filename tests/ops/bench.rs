@@ -84,7 +84,13 @@ impl Bench<'_, '_> {
 }
 
 /// Tolerance relative to the largest magnitude of the row's output.
-pub fn compare(name: &str, declare: impl Fn(&mut Declarations) -> Vec<u32>, layout: Layout, tolerance: f32, record: impl Fn(&mut Bench<'_, '_>, &[u32]) -> Value) {
+pub fn compare(
+    name: &str,
+    declare: impl Fn(&mut Declarations) -> Vec<u32>,
+    layout: Layout,
+    tolerance: f32,
+    record: impl Fn(&mut Bench<'_, '_>, &[u32]) -> Value,
+) {
     let mut d = Declarations::default();
     let ids = declare(&mut d);
     let weights: Vec<Weight> = d
