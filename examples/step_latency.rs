@@ -11,8 +11,8 @@ use metrale::error::Kind;
 use metrale::options::LoadOptions;
 use metrale::sampling::Sampler;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 struct Arguments {

@@ -28,7 +28,8 @@ fn models() -> Vec<(&'static str, Value)> {
         c.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         c
     };
-    let moe = json!({"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": true, "decoder_sparse_step": 1});
+    let moe =
+        json!({"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": true, "decoder_sparse_step": 1});
     let conv = json!({"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_auto_adjust_ff_dim": false});
     let delta = json!({"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1, "linear_num_value_heads": 2,
         "linear_key_head_dim": 16, "linear_value_head_dim": 32});

@@ -25,11 +25,17 @@ const ALIGN: usize = 16;
 impl StateLayout {
     /// Places slots and a row of `vocab` logits.
     pub fn new(slots: &[SlotSpec], vocab: usize) -> Result<StateLayout> {
-        let too_large = |name: &str, n: usize| Error::new(Kind::TooLarge, format!("{name}: {n} floats of recurrent state for each sequence")).named(name);
+        let too_large = |name: &str, n: usize| {
+            Error::new(Kind::TooLarge, format!("{name}: {n} floats of recurrent state for each sequence")).named(name)
+        };
         let mut end = 0usize;
         let mut place = |name: &str, n: usize| {
             let start = end;
-            end = start.checked_add(n).and_then(|e| e.checked_next_multiple_of(ALIGN)).filter(|e| *e < isize::MAX as usize / 8).ok_or_else(|| too_large(name, n))?;
+            end = start
+                .checked_add(n)
+                .and_then(|e| e.checked_next_multiple_of(ALIGN))
+                .filter(|e| *e < isize::MAX as usize / 8)
+                .ok_or_else(|| too_large(name, n))?;
             Ok(start..start + n)
         };
         let slots = slots.iter().map(|s| place(&s.name, s.elements)).collect::<Result<_>>()?;

@@ -96,8 +96,12 @@ impl Program {
         let layout = Layout::new(&mut circuit, max_rows, max_sequences, keep)?;
         let after = conflicts(&mut circuit, &layout);
         let output = circuit.output;
-        let instructions =
-            circuit.nodes.into_iter().zip(after).map(|(node, after)| Instruction { op: node.op, after, counter: AtomicUsize::new(0) }).collect();
+        let instructions = circuit
+            .nodes
+            .into_iter()
+            .zip(after)
+            .map(|(node, after)| Instruction { op: node.op, after, counter: AtomicUsize::new(0) })
+            .collect();
         Ok(Program { instructions, layout, output })
     }
 
@@ -128,7 +132,10 @@ impl Program {
 
     fn frame<'a>(&'a self, workspace: &'a mut Workspace, batch: &'a Batch, weights: &'a [Weight], simd: &'static Table) -> Frame<'a> {
         assert!(workspace.len() >= self.layout.bytes, "the engine sizes the workspace by its largest program");
-        assert!(batch.tokens.len() <= self.layout.max_rows && batch.segments.len() <= self.layout.max_sequences, "the scheduler slices batches");
+        assert!(
+            batch.tokens.len() <= self.layout.max_rows && batch.segments.len() <= self.layout.max_sequences,
+            "the scheduler slices batches"
+        );
         Frame { base: workspace.0.as_ptr(), slots: &self.layout.slots, batch, weights, simd, _workspace: PhantomData }
     }
 
@@ -261,11 +268,10 @@ fn conflicts(circuit: &mut Circuit, layout: &Layout) -> Vec<Vec<usize>> {
         let my_states = circuit.nodes[index].op.states();
         let my_slots = circuit.nodes[index].op.slots();
         let clash = |before: usize| {
-            let bytes = touches[before].iter().any(|a: &Touch| {
-                mine.iter().any(|b| (a.write || b.write) && a.bytes.0 < b.bytes.1 && b.bytes.0 < a.bytes.1)
-            });
-            let state = states[before].iter()
-                .any(|a| my_states.iter().any(|b| a.1 == b.1 && (a.0 == Port::Out || b.0 == Port::Out)));
+            let bytes = touches[before]
+                .iter()
+                .any(|a: &Touch| mine.iter().any(|b| (a.write || b.write) && a.bytes.0 < b.bytes.1 && b.bytes.0 < a.bytes.1));
+            let state = states[before].iter().any(|a| my_states.iter().any(|b| a.1 == b.1 && (a.0 == Port::Out || b.0 == Port::Out)));
             bytes || state || slots[before].iter().any(|s| my_slots.contains(s))
         };
         after.push((0..index).rev().filter(|&before| clash(before)).collect());

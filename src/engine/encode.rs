@@ -6,9 +6,9 @@ use super::load::Engine;
 use super::runner::Work;
 use super::sequence::Sequence;
 use crate::cache::LayerPages;
+use crate::ensure;
 use crate::error::{Error, Kind, Result};
 use crate::ops::{KvPages, StatePointers};
-use crate::ensure;
 use std::sync::Arc;
 
 impl Engine {
@@ -31,7 +31,12 @@ impl Engine {
 
     /// Checks a source before it is read.
     pub(super) fn check_source(&self, source: &[i32], room: usize) -> Result<()> {
-        ensure!(self.has_encoder(), Unsupported, "the model ({}) has no encoder, it only continues its prompt; prefill it instead", self.info().model_type);
+        ensure!(
+            self.has_encoder(),
+            Unsupported,
+            "the model ({}) has no encoder, it only continues its prompt; prefill it instead",
+            self.info().model_type
+        );
         ensure!(!source.is_empty(), InvalidArgument, "the source has no tokens");
         if source.len() > room {
             let text = format!("a source of {} tokens; at most {room} fit", source.len());
@@ -48,7 +53,12 @@ impl Sequence {
     pub fn encode(&mut self, source: &[i32]) -> Result<()> {
         let engine = Arc::clone(self.engine());
         engine.check_source(source, self.capacity())?;
-        ensure!(self.is_empty(), InvalidState, "the sequence holds {} tokens that belong to another source; truncate it to 0 first", self.len());
+        ensure!(
+            self.is_empty(),
+            InvalidState,
+            "the sequence holds {} tokens that belong to another source; truncate it to 0 first",
+            self.len()
+        );
         let fresh = engine.source_pages(source.len())?;
         let pages: Vec<KvPages> = fresh.iter().map(|pages| KvPages::new(pages.pointers())).collect();
         let work = Work { tokens: source, position: 0, source: source.len(), pages, state: StatePointers::none() };

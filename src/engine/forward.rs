@@ -18,7 +18,9 @@ pub fn forward(sequences: &mut [&mut Sequence], tokens: &[i32]) -> Result<()> {
     let Some(first) = sequences.first() else { return Ok(()) };
     let engine = Arc::clone(first.engine());
     if let Some(index) = sequences.iter().position(|s| !Arc::ptr_eq(s.engine(), &engine)) {
-        return Err(Error::new(Kind::InvalidArgument, format!("sequence {index} belongs to another model than sequence 0")).at(index as u64));
+        return Err(
+            Error::new(Kind::InvalidArgument, format!("sequence {index} belongs to another model than sequence 0")).at(index as u64)
+        );
     }
     let mut parts: Vec<(&mut Sequence, &[i32])> = sequences.iter_mut().map(|s| &mut **s).zip(tokens.chunks(1)).collect();
     append(&engine, &mut parts)

@@ -4,6 +4,7 @@ use super::plan::Plan;
 use super::preflight::{self, Class, Counts, Finding, report};
 use super::runner::Shape;
 use super::{pack, precision};
+use crate::backend::cpu::pack::{Layout, Packed};
 use crate::cache::{PagePool, StateLayout};
 use crate::circuit::{Circuit, Needs, Program, Tape, fuse, lower};
 use crate::error::{Error, Kind, Result};
@@ -15,7 +16,6 @@ use crate::options::{Compute, LoadOptions, Precision};
 use crate::tensor::DType;
 use crate::weights::{Checkpoint, CodeForm, Declarations, Form, Part, Pick, Role, Source, WeightSpec, regroup};
 use crate::{bail, ensure};
-use crate::backend::cpu::pack::{Layout, Packed};
 use std::cell::OnceCell;
 use std::path::Path;
 use std::sync::Arc;
@@ -100,14 +100,33 @@ impl Prepared {
         }
         let mut layouts = Vec::with_capacity(declarations.weights.len());
         if findings.iter().all(|finding| finding.class != Class::Quantisation) {
-            let choice = Choice { checkpoint: &checkpoint, config: &text, counts: &counts, compute, schedule: &schedule, options, root: Default::default() };
+            let choice = Choice {
+                checkpoint: &checkpoint,
+                config: &text,
+                counts: &counts,
+                compute,
+                schedule: &schedule,
+                options,
+                root: Default::default(),
+            };
             for spec in &declarations.weights {
                 layouts.push(choice.layouts(spec, &mut findings));
             }
         }
         match report(findings) {
             Some(e) => Err(e),
-            None => Ok(Prepared { checkpoint: Arc::new(checkpoint), model_type, model, declarations, layouts, drafts, compute, context, expert_budget, options: options.clone() }),
+            None => Ok(Prepared {
+                checkpoint: Arc::new(checkpoint),
+                model_type,
+                model,
+                declarations,
+                layouts,
+                drafts,
+                compute,
+                context,
+                expert_budget,
+                options: options.clone(),
+            }),
         }
     }
 
@@ -191,7 +210,9 @@ impl Prepared {
 pub(super) fn compiled(circuit: Circuit, shape: Shape, keep: &[&str]) -> Result<(Program, Vec<Value>)> {
     let mut values = Vec::with_capacity(keep.len());
     for name in keep {
-        let found = circuit.named(name).ok_or_else(|| Error::new(Kind::NotFound, format!("no tensor is named {name:?} in this circuit")).named(*name))?;
+        let found = circuit
+            .named(name)
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("no tensor is named {name:?} in this circuit")).named(*name))?;
         values.push(found);
     }
     Ok((Program::new(circuit, shape.rows, shape.sequences, &values)?, values))
@@ -236,7 +257,10 @@ impl Choice<'_> {
             }
         }
         for part in spec.parts() {
-            match self.checked(spec, part).and_then(|(form, pick)| self.layout(spec, part, form, pick).map_err(|e| preflight::unusable(part, e))) {
+            match self
+                .checked(spec, part)
+                .and_then(|(form, pick)| self.layout(spec, part, form, pick).map_err(|e| preflight::unusable(part, e)))
+            {
                 Ok(layout) => layouts.extend(layout),
                 Err(finding) if finding.class == Class::Missing && self.counts.covers(&part.tensor) => {}
                 Err(finding) => findings.push(finding),

@@ -18,8 +18,7 @@ pub(super) struct Shape {
 
 impl Shape {
     /// One token of one sequence; one token of each of a few; a slice of a prompt.
-    pub const ALL: [Shape; 3] =
-        [Shape { rows: 1, sequences: 1 }, Shape { rows: 16, sequences: 16 }, Shape { rows: 256, sequences: 16 }];
+    pub const ALL: [Shape; 3] = [Shape { rows: 1, sequences: 1 }, Shape { rows: 16, sequences: 16 }, Shape { rows: 256, sequences: 16 }];
 
     /// Batches of bounded work: small enough that a prompt's slice is soon there to keep.
     pub const STEPS: [Shape; 3] = [Shape { rows: 1, sequences: 1 }, Shape { rows: 16, sequences: 16 }, Shape { rows: 64, sequences: 16 }];

@@ -190,7 +190,8 @@ impl Call<'_, '_> {
         }
         self.stepper.runner.begin();
         self.stepper.turn = self.stepper.turn.wrapping_add(slice.parts.len());
-        self.stepper.owed = (0..self.sequences.len()).any(|i| self.wants(i) && self.sequences[i].queued() > 0) && slice.parts.iter().all(|p| p.produced);
+        self.stepper.owed =
+            (0..self.sequences.len()).any(|i| self.wants(i) && self.sequences[i].queued() > 0) && slice.parts.iter().all(|p| p.produced);
         Ok((!slice.parts.is_empty()).then_some(slice))
     }
 
@@ -207,7 +208,10 @@ impl Call<'_, '_> {
     fn add_produced(&mut self, slice: &mut Slice) -> Result<()> {
         for index in self.order() {
             let sequence = &mut self.sequences[index];
-            if !matches!(self.out[index].state, StepState::Unfinished) || sequence.queued() > 0 || slice.parts.len() == Shape::MOST_SEQUENCES {
+            if !matches!(self.out[index].state, StepState::Unfinished)
+                || sequence.queued() > 0
+                || slice.parts.len() == Shape::MOST_SEQUENCES
+            {
                 continue;
             }
             // The order matters: nothing may fail for good once a token is chosen.

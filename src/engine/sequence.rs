@@ -60,9 +60,12 @@ impl Sequence {
         let limit = engine.info().context;
         let capacity = if options.context == 0 { limit } else { options.context };
         if capacity > limit {
-            return Err(Error::new(Kind::LimitExceeded, format!("a sequence of {capacity} tokens was asked for; the model was loaded for {limit}"))
-                .named("context")
-                .sizes(capacity as u64, limit as u64));
+            return Err(Error::new(
+                Kind::LimitExceeded,
+                format!("a sequence of {capacity} tokens was asked for; the model was loaded for {limit}"),
+            )
+            .named("context")
+            .sizes(capacity as u64, limit as u64));
         }
         let pages = engine.pools().iter().map(|pool| LayerPages::new(pool, capacity)).collect::<Result<_>>()?;
         let (pool, zero) = engine.states();

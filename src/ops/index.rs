@@ -55,7 +55,12 @@ impl Indexer {
             return Ok(q);
         }
         let weights = shapes.value(self.weights);
-        ensure!(q.width == weights.width * self.keys.width && q.rows == weights.rows, Internal, "indexer: {q:?} and {weights:?} over keys of {}", self.keys.width);
+        ensure!(
+            q.width == weights.width * self.keys.width && q.rows == weights.rows,
+            Internal,
+            "indexer: {q:?} and {weights:?} over keys of {}",
+            self.keys.width
+        );
         Ok(q)
     }
 }

@@ -2,8 +2,8 @@
 #![allow(unsafe_code)] // pieces of outputs, disjoint by `Turn::each`
 
 use super::{Frame, Kind, Op, Port, Product, Shape, Shapes, Turn, Value, WeightId};
-use crate::backend::cpu::pack::Packed;
 use crate::backend::cpu::activations::{Activations, Epilogue, Q8_BLOCK};
+use crate::backend::cpu::pack::Packed;
 use crate::error::Result;
 use crate::{ensure, op_common};
 

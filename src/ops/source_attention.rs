@@ -90,7 +90,12 @@ impl Op for SourceAttention {
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let (q, spec) = (shapes.value(self.q), &self.spec);
         ensure!(q.width == spec.heads * spec.key_dim && *spec == shapes.kv(self.state), Internal, "source_attention: {q:?} for {spec:?}");
-        ensure!(spec.value_dim <= VALUE_DIM, Unsupported, "source_attention: values of {} elements; at most {VALUE_DIM} are computed", spec.value_dim);
+        ensure!(
+            spec.value_dim <= VALUE_DIM,
+            Unsupported,
+            "source_attention: values of {} elements; at most {VALUE_DIM} are computed",
+            spec.value_dim
+        );
         Ok(vec![Shape::f32(q.rows, spec.heads * spec.value_dim)])
     }
 

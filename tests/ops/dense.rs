@@ -1,0 +1,133 @@
+//! Norms, products, rotations, attention: what every decoder is made of.
+
+use crate::bench::*;
+use metrale::backend::cpu::pack::Layout;
+use metrale::ops::{self, *};
+use metrale::weights::Declarations;
+
+#[test]
+fn elementwise() {
+    compare("add", none, Layout::F32, 1e-6, |b, _| {
+        let (x, y) = (b.given(96), b.given(96));
+        b.t.add(x, y)
+    });
+    compare("scale", none, Layout::F32, 1e-6, |b, _| {
+        let x = b.given(33);
+        b.t.scale(x, 1.7)
+    });
+    for width in [1, 48] {
+        let declare = move |d: &mut Declarations| vec![d.vector("factor", width, 0.0).0];
+        compare(&format!("scale_by {width}"), declare, Layout::F32, 1e-6, |b, w| {
+            let x = b.given(48);
+            b.t.op(ScaleBy { x, factor: WeightId(w[0]), y: Value::NONE })
+        });
+    }
+    compare("softcap", none, Layout::F32, 1e-6, |b, _| {
+        let x = b.given_size(48, 40.0);
+        b.t.op(Softcap { x, cap: 30.0, y: Value::NONE })
+    });
+    let limit = 2.0;
+    let bounded = [Activation::ClampedSilu { limit }, Activation::SiluThenClamp { limit }, Activation::SwigluOai { alpha: 1.702, limit }];
+    let plain = [
+        Activation::Silu,
+        Activation::GeluTanh,
+        Activation::Gelu,
+        Activation::Relu,
+        Activation::Relu2,
+        Activation::Sigmoid,
+        Activation::Softplus,
+    ];
+    for act in plain.into_iter().chain(bounded) {
+        compare(&format!("act_mul {act:?}"), none, Layout::F32, 1e-6, |b, _| {
+            let h = b.given_size(2 * 1100, 6.0);
+            let (gate, up) = (b.t.slice(h, 0, 1100), b.t.slice(h, 1100, 1100));
+            b.t.op(ActMul { act, gate, up, y: Value::NONE })
+        });
+    }
+}
+
+#[test]
+fn norms() {
+    let vector = |n: usize| move |d: &mut Declarations| vec![d.vector("w", n, 0.0).0, d.vector("b", n, 0.0).0];
+    for (kind, bias) in [(NormKind::Rms, false), (NormKind::Layer, true)] {
+        for (width, group) in [(96, 0), (100, 0), (96, 32), (64, 16)] {
+            let n = if group == 0 { width } else { group };
+            compare(&format!("norm {kind:?} {width}/{group}"), vector(n), Layout::F32, 2e-6, |b, w| {
+                let x = b.given(width);
+                b.t.op(Norm {
+                    kind,
+                    x,
+                    weight: Some(WeightId(w[0])),
+                    bias: bias.then_some(WeightId(w[1])),
+                    group,
+                    eps: 1e-5,
+                    y: Value::NONE,
+                })
+            });
+        }
+    }
+    compare("add_norm", vector(576), Layout::F32, 2e-6, |b, w| {
+        let (x, y) = (b.given(576), b.given(576));
+        b.t.record(AddNorm { a: x, b: y, weight: WeightId(w[0]), eps: 1e-5, sum: Value::NONE, y: Value::NONE })[1]
+    });
+}
+
+#[test]
+fn products() {
+    let layouts = [
+        (Layout::F32, 2e-6),
+        (Layout::Bf16, 2e-6),
+        (Layout::F16, 2e-6),
+        (Layout::I8 { block: 32, min: false }, 2e-6),
+        (Layout::I8 { block: 16, min: true }, 2e-6),
+        (Layout::I4 { block: 32, min: false }, 2e-6),
+        (Layout::I4 { block: 32, min: true }, 2e-6),
+    ];
+    for (layout, tolerance) in layouts {
+        for (rows, cols) in [(48, 64), (100, 160), (17, 32)] {
+            let declare = move |d: &mut Declarations| vec![d.matrix("w", rows, cols).0, d.vector("b", rows, 0.0).0];
+            compare(&format!("linear {layout:?} {rows}x{cols}"), declare, layout, tolerance, |b, w| {
+                let x = b.given(cols);
+                b.t.op(ops::Linear { x, q: Value::NONE, weight: WeightId(w[0]), bias: Some(WeightId(w[1])), y: Value::NONE })
+            });
+        }
+    }
+}
+
+#[test]
+fn embeddings_and_rotations() {
+    let declare = |d: &mut Declarations| vec![d.matrix("e", 32, 64).0];
+    compare("embed", declare, Layout::Bf16, 1e-6, |b, w| b.t.op(Embed { table: WeightId(w[0]), factor: 3.0, y: Value::NONE }));
+    let declare = |d: &mut Declarations| vec![d.constant("f", vec![1.0, 0.3, 0.1, 0.01]).0];
+    for style in [RopeStyle::Halves, RopeStyle::Pairs] {
+        compare(&format!("rope {style:?}"), declare, Layout::F32, 1e-6, |b, w| {
+            let x = b.given(3 * 12);
+            let table = b.t.op(RopeTable { frequencies: WeightId(w[0]), factor: 1.1, y: Value::NONE });
+            b.t.op(Rope { x, table, head_dim: 12, style, y: Value::NONE })
+        });
+    }
+}
+
+#[test]
+fn attention() {
+    for dtype in [KvType::F32, KvType::F16] {
+        for (heads, kv_heads, dim, window, softcap, sinks) in [
+            (4, 2, 16, None, None, false),
+            (4, 1, 64, Some(24), None, true),
+            (3, 3, 40, Some(1), Some(5.0), false),
+            (8, 2, 80, Some(100), None, false),
+        ] {
+            let spec = KvSpec { heads: kv_heads, key_dim: dim, value_dim: dim, dtype };
+            let declare = move |d: &mut Declarations| {
+                d.kv(spec);
+                vec![d.vector("sinks", heads, 0.0).0]
+            };
+            compare(&format!("attention {heads}/{kv_heads}x{dim} {window:?} {softcap:?} {dtype:?}"), declare, Layout::F32, 1e-5, |b, w| {
+                let (q, k, v) = (b.given(heads * dim), b.given(kv_heads * dim), b.given(kv_heads * dim));
+                b.t.record(CacheWrite { k, v, state: StateId(0), spec });
+                let sinks = sinks.then_some(WeightId(w[0]));
+                b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 1.5, window, softcap, sinks, y: Value::NONE })
+            });
+        }
+    }
+}
