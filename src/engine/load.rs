@@ -122,7 +122,22 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         drafts: prepared.drafts.clone(),
     };
     report(plan.weights, "done")?;
-    Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, stepper, alarm: Arc::default(), cost: Cost::default(), pools, states, zero, tokenizer, template }))
+    Ok(Arc::new(Engine {
+        prepared,
+        info,
+        plan,
+        weights,
+        pool,
+        runner,
+        stepper,
+        alarm: Arc::default(),
+        cost: Cost::default(),
+        pools,
+        states,
+        zero,
+        tokenizer,
+        template,
+    }))
 }
 
 impl Engine {
