@@ -73,7 +73,7 @@ pub extern "C" fn metrale_build_info() -> *const c_char {
                     "abi": METRALE_ABI_VERSION,
                     "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
                     "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
-                    "features": features(),
+                    "features": NO_FEATURES,
                     "cpu": instruction_sets(),
                 })
                 .to_string(),
@@ -83,14 +83,8 @@ pub extern "C" fn metrale_build_info() -> *const c_char {
     })
 }
 
-/// Optional parts of this build.
-fn features() -> Vec<&'static str> {
-    let mut list = Vec::new();
-    if cfg!(feature = "llguidance") {
-        list.push("llguidance");
-    }
-    list
-}
+/// Optional parts of this build: there are none yet.
+const NO_FEATURES: [&str; 0] = [];
 
 #[cfg(target_arch = "x86_64")]
 fn instruction_sets() -> Vec<&'static str> {
