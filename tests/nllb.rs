@@ -47,7 +47,7 @@ fn misuse_is_refused_and_changes_nothing() {
     let row = bits(&sequence);
     assert_eq!(sequence.encode(&[5, 6]).unwrap_err().kind(), Kind::InvalidState);
     assert_eq!((sequence.source(), sequence.len(), bits(&sequence)), (golden.prompt.len(), 2, row));
-    assert_eq!(engine.capture(&[2], 1, &["logits"], Bodies::Fast).unwrap_err().kind(), Kind::Unsupported);
+    assert_eq!(engine.capture(&[2], 1, &["logits"], Bodies::Fast).unwrap_err().kind(), Kind::InvalidState);
     if let Some((other, _)) = open(|name| name == "llama", 1) {
         let mut plain = Sequence::new(&other, &SequenceOptions::default()).unwrap();
         let e = plain.encode(&[5]).unwrap_err();

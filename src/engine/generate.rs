@@ -38,7 +38,7 @@ impl Chooser {
     }
 
     /// A token for the row after the tokens of `sequence`. A call that fails changes nothing.
-    fn choose(&mut self, sequence: &Sequence) -> Result<i32> {
+    pub(super) fn choose(&mut self, sequence: &Sequence) -> Result<i32> {
         let row = sequence.logits()?;
         let token = match &mut self.constraint {
             Some(constraint) => {
@@ -64,7 +64,7 @@ impl Chooser {
     }
 
     /// Takes the last choice back.
-    fn undo(&mut self) {
+    pub(super) fn undo(&mut self) {
         self.sampler.undo();
         if let Some(constraint) = &mut self.constraint {
             constraint.undo();

@@ -1,14 +1,17 @@
 //! Loading: from a path to an engine that runs.
 
+use super::cancel::Alarm;
+use super::cost::Cost;
 use super::info::Info;
 use super::pack::{self, Supply};
 use super::plan::Plan;
 use super::preflight;
 use super::prepare::Prepared;
-use super::runner::Runner;
+use super::runner::{Runner, Shape};
+use super::scheduler::Stepper;
 use super::synthetic::Random;
 use super::vocabulary;
-use crate::backend::cpu::pool::{Pool, available_threads};
+use crate::backend::cpu::pool::{Pool, available_threads, lock_unless};
 use crate::backend::cpu::simd;
 use crate::cache::{PagePool, State, StateLayout, StatePool};
 use crate::error::{Error, Kind, Result};
@@ -40,6 +43,9 @@ pub struct Engine {
     weights: Vec<Weight>,
     pool: Pool,
     runner: Mutex<Runner>,
+    stepper: Mutex<Stepper>,
+    alarm: Arc<Alarm>,
+    cost: Cost,
     pools: Vec<Arc<PagePool>>,
     states: Arc<StatePool>,
     zero: Arc<State>,
@@ -86,7 +92,9 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
     }
     let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, prepared.model.dims().vocab)?);
     let zero = states.zero()?;
-    let runner = Mutex::new(Runner::new(&prepared, states.layout().slots())?);
+    let encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
+    let runner = Mutex::new(Runner::new(&prepared, &Shape::ALL, encoder, states.layout().slots())?);
+    let stepper = Mutex::new(Stepper::new(Runner::new(&prepared, &Shape::STEPS, None, states.layout().slots())?));
     let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
     let (tokenizer, end_tokens) = vocabulary::open(&prepared.checkpoint);
     let template = match &tokenizer {
@@ -117,7 +125,7 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         drafts: prepared.drafts.clone(),
     };
     report(plan.weights, "done")?;
-    Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, pools, states, zero, tokenizer, template, grammar_vocabulary: OnceLock::new() }))
+    Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, stepper, alarm: Arc::default(), cost: Cost::default(), pools, states, zero, tokenizer, template, grammar_vocabulary: OnceLock::new() }))
 }
 
 impl Engine {
@@ -212,5 +220,29 @@ impl Engine {
 
     pub(super) fn runner(&self) -> MutexGuard<'_, Runner> {
         self.runner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The runner of blocking calls, unless `give_up` says so while others have it.
+    pub(super) fn runner_unless(&self, give_up: &dyn Fn() -> bool) -> Option<MutexGuard<'_, Runner>> {
+        lock_unless(&self.runner, give_up)
+    }
+
+    /// The stepper, unless `give_up` says so while another call has it.
+    pub(super) fn stepper_unless(&self, give_up: &dyn Fn() -> bool) -> Option<MutexGuard<'_, Stepper>> {
+        lock_unless(&self.stepper, give_up)
+    }
+
+    /// What rows cost.
+    pub(super) fn cost(&self) -> &Cost {
+        &self.cost
+    }
+
+    pub(super) fn alarm(&self) -> &Arc<Alarm> {
+        &self.alarm
+    }
+
+    /// Cancels every sequence of the model, as [`super::Canceller::cancel`] does one. Any thread.
+    pub fn cancel(&self) {
+        self.alarm.cancel_all();
     }
 }

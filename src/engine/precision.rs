@@ -50,7 +50,11 @@ pub(super) fn layout(schedule: &Precision, tensor: &str, own: Layout, cols: usiz
         DType::BF16 => Layout::Bf16,
         DType::F16 => Layout::F16,
         DType::Q8_0 => {
-            ensure!(cols.is_multiple_of(32), Unsupported, "{tensor}: a precision rule asks for Q8_0; rows of {cols} elements are no whole blocks of 32");
+            ensure!(
+                cols.is_multiple_of(32),
+                Unsupported,
+                "{tensor}: a precision rule asks for Q8_0; rows of {cols} elements are no whole blocks of 32"
+            );
             Q8_0
         }
         other => bail!(Internal, "{tensor}: no layout is known for {other}"),
