@@ -125,7 +125,23 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         drafts: prepared.drafts.clone(),
     };
     report(plan.weights, "done")?;
-    Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, stepper, alarm: Arc::default(), cost: Cost::default(), pools, states, zero, tokenizer, template, grammar_vocabulary: OnceLock::new() }))
+    Ok(Arc::new(Engine {
+        prepared,
+        info,
+        plan,
+        weights,
+        pool,
+        runner,
+        stepper,
+        alarm: Arc::default(),
+        cost: Cost::default(),
+        pools,
+        states,
+        zero,
+        tokenizer,
+        template,
+        grammar_vocabulary: OnceLock::new(),
+    }))
 }
 
 impl Engine {

@@ -16,7 +16,10 @@ use crate::error::Result;
 #[derive(Debug, PartialEq)]
 enum Expr {
     /// One character of these ranges, or, if `negated`, of all others.
-    One { negated: bool, ranges: Vec<(char, char)> },
+    One {
+        negated: bool,
+        ranges: Vec<(char, char)>,
+    },
     /// Characters as they are.
     Literal(String),
     /// Another rule, by index.
@@ -356,9 +359,7 @@ fn size(expr: &Expr, sizes: &[Option<usize>]) -> Option<usize> {
         Expr::One { ranges, .. } => 1 + ranges.len(),
         Expr::Literal(text) => 1 + text.len(),
         Expr::Rule(rule) => sizes[*rule]?,
-        Expr::Sequence(parts) | Expr::Choice(parts) => {
-            parts.iter().try_fold(1usize, |sum, part| size_sum(sum, size(part, sizes)?))?
-        }
+        Expr::Sequence(parts) | Expr::Choice(parts) => parts.iter().try_fold(1usize, |sum, part| size_sum(sum, size(part, sizes)?))?,
         Expr::Repeat(inner, ..) => size_sum(1, size(inner, sizes)?)?,
     };
     (size <= MAX_JOINED).then_some(size)

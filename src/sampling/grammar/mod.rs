@@ -90,7 +90,12 @@ impl Grammar {
         &self.vocabulary
     }
 
-    fn compile(vocabulary: &Arc<Vocabulary>, what: &str, source: &str, init: impl FnOnce() -> Result<GrammarInit> + Send) -> Result<Grammar> {
+    fn compile(
+        vocabulary: &Arc<Vocabulary>,
+        what: &str,
+        source: &str,
+        init: impl FnOnce() -> Result<GrammarInit> + Send,
+    ) -> Result<Grammar> {
         if source.len() > MAX_SOURCE {
             let text = format!("{what} of {} bytes; at most {MAX_SOURCE} are compiled", source.len());
             return Err(Error::new(Kind::LimitExceeded, text).sizes(source.len() as u64, MAX_SOURCE as u64));

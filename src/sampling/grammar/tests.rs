@@ -214,11 +214,19 @@ fn malformed_sources_say_where() {
         }
         let json = |source: &str| Grammar::json_schema(&vocabulary, source).err().unwrap();
         assert_eq!((json("{\"a\":\n 1,}").kind(), json("{\"a\":\n 1,}").offset()), (Kind::InvalidGrammar, Some(9)));
-        for source in ["[]", "12", r#"{"type":"objekt"}"#, r#"{"type":"string","pattern":"*a"}"#, r#"{"$ref":"#/nowhere"}"#] {
+        for source in ["[]", "12", r#"{"type":"objekt"}"#, r#"{"type":"string","pattern":"*a"}"#, r##"{"$ref":"#/nowhere"}"##] {
             assert_eq!(json(source).kind(), Kind::InvalidGrammar, "{source}: {}", json(source));
         }
         let gbnf = |source: &str| Grammar::gbnf_or_lark(&vocabulary, source).err().unwrap();
-        let faults = [("root ::= \"a", 9), ("root ::= other", 9), ("root ::= (\"a\"", 13), ("root ::= *", 9), ("root ::= [a", 9), ("root ::= \"a\"{3,2}", 12), ("a ::= \"a\"", 0)];
+        let faults = [
+            ("root ::= \"a", 9),
+            ("root ::= other", 9),
+            ("root ::= (\"a\"", 13),
+            ("root ::= *", 9),
+            ("root ::= [a", 9),
+            ("root ::= \"a\"{3,2}", 12),
+            ("a ::= \"a\"", 0),
+        ];
         for (source, at) in faults {
             assert_eq!((gbnf(source).kind(), gbnf(source).offset()), (Kind::InvalidGrammar, Some(at)), "{source}: {}", gbnf(source));
         }
@@ -265,8 +273,14 @@ fn huge_counts_are_neither_expanded_nor_waited_for() {
         let begun = Instant::now();
         for count in [10u64, 10_000, 1_000_000_000] {
             let sources = [
-                Grammar::json_schema(&vocabulary, &format!(r#"{{"type":"array","items":{{"type":"string","maxLength":{count}}},"maxItems":{count}}}"#)),
-                Grammar::json_schema(&vocabulary, &format!(r#"{{"type":"array","minItems":{count},"items":{{"type":"array","maxItems":{count}}}}}"#)),
+                Grammar::json_schema(
+                    &vocabulary,
+                    &format!(r#"{{"type":"array","items":{{"type":"string","maxLength":{count}}},"maxItems":{count}}}"#),
+                ),
+                Grammar::json_schema(
+                    &vocabulary,
+                    &format!(r#"{{"type":"array","minItems":{count},"items":{{"type":"array","maxItems":{count}}}}}"#),
+                ),
                 Grammar::regex(&vocabulary, &format!("(a{{{count}}}b){{0,{count}}}")),
                 Grammar::gbnf_or_lark(&vocabulary, &format!("root ::= (\"a\"{{{count}}} [b] root?){{0,{count}}}")),
             ];
