@@ -73,7 +73,7 @@ impl Constraint {
     /// `GrammarDone` when the grammar allows nothing more, `NoValidToken` when no token of the vocabulary goes on or all
     /// that do are at minus infinity, `LimitExceeded` when finding out takes too much work.
     pub fn mask(&mut self, logits: &[f32]) -> Result<&[f32]> {
-        let rows = self.grammar.vocabulary.rows;
+        let rows = self.grammar.vocabulary.rows();
         ensure!(logits.len() == rows, Mismatch, "the grammar is for rows of {rows} logits, this one has {}", logits.len());
         if self.row.capacity() < rows {
             self.row = error::vec_with_capacity(rows, "a row under a grammar")?;
@@ -88,7 +88,7 @@ impl Constraint {
             }
         });
         if may_end {
-            for &end in &self.grammar.vocabulary.ends {
+            for &end in self.grammar.vocabulary.ends() {
                 row[end as usize] = logits[end as usize];
             }
         }
@@ -147,7 +147,7 @@ impl Constraint {
             Ok((held, mask))
         })?;
         self.parser = Some(parser);
-        if mask.tokens.is_zero() && (!mask.may_end || grammar.vocabulary.ends.is_empty()) {
+        if mask.tokens.is_zero() && (!mask.may_end || grammar.vocabulary.ends().is_empty()) {
             match mask.may_end {
                 true => bail!(GrammarDone, "the grammar was followed to its end, and the model has no token that says so"),
                 false => bail!(NoValidToken, "no token of the vocabulary can come next in the grammar"),
@@ -165,7 +165,7 @@ impl Parser {
             self.parser.consume_token(token as u32).map_err(|e| self.failed(&e.to_string()))?;
             self.fed += 1;
         }
-        let mask = self.look(grammar.vocabulary.rows)?;
+        let mask = self.look(grammar.vocabulary.rows())?;
         self.mask = Some(mask.clone());
         Ok(mask)
     }
