@@ -91,6 +91,9 @@
 // The shape of this header: the upper 16 bits change when old hosts stop working, the lower when something is added.
 #define METRALE_ABI_VERSION 65536
 
+// Scores are sums of log-probabilities, whatever the length.
+#define METRALE_BEAM_PLAIN_SCORE 1
+
 // An error object, made by a call that failed. Free it with `metrale_error_free`.
 typedef struct metrale_error metrale_error;
 
@@ -235,6 +238,21 @@ typedef struct {
     // before any sampler stage; NaN without `METRALE_SEQ_LOGPROBS` or before the first step.
     float last_logprob;
 } metrale_sequence_info;
+
+// How to search. Zeros are defaults.
+typedef struct {
+    // `sizeof(metrale_beam_options)` as the host was compiled.
+    size_t struct_size;
+    // Continuations kept at each step; 0 means 5, at most 1024.
+    uint64_t beams;
+    // Most tokens of a continuation; 0 means what the sequence has room for.
+    uint64_t max_tokens;
+    // Power of the length that scores are divided by; more favours long continuations. 0 means 1; for none at all set
+    // `METRALE_BEAM_PLAIN_SCORE`.
+    float length_penalty;
+    // `METRALE_BEAM_*`, or-ed.
+    uint32_t flags;
+} metrale_beam_options;
 
 // What `metrale_step` did for one sequence. Set `struct_size` of each before the call.
 typedef struct {
@@ -709,6 +727,31 @@ metrale_status metrale_seq_restore(metrale_seq *seq,
                                    const uint8_t *bytes,
                                    size_t len,
                                    metrale_error **err);
+
+// Reads the source text of an empty sequence of a model that translates (NLLB, M2M-100): `[language, text ..., end]` as tokens. Afterwards
+// prefill the decoder's first tokens (`[end, target language]`) and step or search. The source stays until the sequence
+// is freed or given another one while it is empty. On error the sequence is as before.
+//
+// Statuses: `METRALE_UNSUPPORTED` (the model does not translate), `METRALE_INVALID_STATE` (the sequence holds tokens),
+// `METRALE_INVALID_ARGUMENT` (no token), `METRALE_INVALID_TOKEN`, `METRALE_CONTEXT_FULL`, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+metrale_status metrale_seq_encode(metrale_seq *seq,
+                                  const metrale_token *tokens,
+                                  size_t count,
+                                  metrale_error **err);
+
+// The likeliest continuation of a sequence by beam search, without the token that ended it. The sequence stays as it is. `options` may be
+// NULL. Tokens go to `out` and their number to `*out_count`; when `capacity` is too small, only `*out_count` is written and
+// the status is `METRALE_MORE`. `out_score`, which may be NULL, gets the score. Safe beside other calls that take a const sequence.
+//
+// Statuses: `METRALE_INVALID_STATE` (the sequence holds no token), `METRALE_INVALID_ARGUMENT`, `METRALE_CONTEXT_FULL`,
+// `METRALE_NUMERIC_FAULT`, `METRALE_OUT_OF_MEMORY`, `METRALE_UNKNOWN_OPTION`, `METRALE_BUSY`.
+metrale_status metrale_seq_beam(const metrale_seq *seq,
+                                const metrale_beam_options *options,
+                                metrale_token *out,
+                                size_t capacity,
+                                size_t *out_count,
+                                float *out_score,
+                                metrale_error **err);
 
 // Appends `count` tokens to the sequence and computes what may follow them. Blocks until all are done; may be called
 // again to append more. No token is no change. On error the sequence is as before.

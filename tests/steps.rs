@@ -194,7 +194,7 @@ fn a_cancelled_call_changes_nothing() {
         pair.sequence.prefill(&start).unwrap();
         pair.twin.prefill(&start).unwrap();
         let (mut cancelled, mut done) = (0, 0);
-        for round in 0..60 {
+        for round in 0..24 {
             let what = format!("{name}, round {round}");
             let more = tokens(&mut random, 250);
             let wait = random.below(4000) as u64;

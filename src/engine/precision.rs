@@ -26,9 +26,9 @@ pub(super) fn place(tensor: &str) -> (Option<usize>, ModelPart) {
         ModelPart::Experts
     } else if ["gate", "router", "classifier", "shared_expert_gate"].contains(&module) {
         ModelPart::Router
-    } else if has(&["mixer"]) && ["up_proj", "down_proj"].contains(&module) {
-        ModelPart::Mlp
-    } else if has(&["mlp", "mlps", "feed_forward", "ffn", "shared_experts", "shared_expert", "block_sparse_moe", "fc1", "fc2"]) {
+    } else if has(&["mixer"]) && ["up_proj", "down_proj"].contains(&module)
+        || has(&["mlp", "mlps", "feed_forward", "ffn", "shared_experts", "shared_expert", "block_sparse_moe", "fc1", "fc2"])
+    {
         ModelPart::Mlp
     } else if has(&["self_attn", "encoder_attn", "attn", "attention", "linear_attn", "mixer", "conv"]) {
         ModelPart::Attention
