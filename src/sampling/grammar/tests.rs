@@ -65,10 +65,9 @@ fn all_texts(letters: &[char], longest: usize) -> Vec<String> {
     all
 }
 
-/// Follows random ways through a grammar and compares every mask, token by token, with what the language allows. Every beginning of a
-/// text of the language must have an end within 7 letters.
-fn masks_agree(grammar: Grammar, words: &[&str], in_language: impl Fn(&str) -> bool) {
-    let texts: Vec<String> = all_texts(&['a', 'b', '1', ','], 7).into_iter().filter(|t| in_language(t)).collect();
+/// Follows random ways of at most 4 letters through a grammar and compares every mask, token by token, with what the language
+/// allows. `texts` are the language's texts, long enough that every beginning of at most 7 letters is one of theirs.
+fn masks_agree(grammar: Grammar, words: &[&str], texts: &[String]) {
     assert!(!texts.is_empty());
     let beginnings: HashSet<&str> = texts.iter().flat_map(|t| (0..=t.len()).map(move |n| &t[..n])).collect();
     let whole: HashSet<&str> = texts.iter().map(String::as_str).collect();
@@ -101,14 +100,21 @@ fn masks_agree(grammar: Grammar, words: &[&str], in_language: impl Fn(&str) -> b
     }
 }
 
+/// Those of the texts that an expression matches as a whole.
+fn matching(texts: &[String], matcher: &fancy_regex::Regex) -> Vec<String> {
+    texts.iter().filter(|text| matcher.is_match(text).unwrap()).cloned().collect()
+}
+
 const WORDS: [&str; 14] = ["a", "b", "1", ",", "ab", "ba", "aa", "a1", "11", ",a", "a,", "abb", "1,1", "bbb"];
 
 #[test]
 fn masks_are_those_of_a_regular_expression() {
     let vocabulary = vocabulary(&WORDS);
+    // In all of these a beginning needs at most two letters more.
+    let texts = all_texts(&['a', 'b', '1', ','], 9);
     for pattern in ["a*b", "(ab|a1)+", "a{2,3}(,1)?", "[^a]b?[ab1]", "(a|ab)(1|b1)", "(?:1+,)*b", "a?b?1?,?", ".{2}b", "(aa|bb|a)*1?"] {
         let matcher = fancy_regex::Regex::new(&format!("^(?:{pattern})$")).unwrap();
-        masks_agree(Grammar::regex(&vocabulary, pattern).unwrap(), &WORDS, |text| matcher.is_match(text).unwrap());
+        masks_agree(Grammar::regex(&vocabulary, pattern).unwrap(), &WORDS, &matching(&texts, &matcher));
     }
 }
 
@@ -117,17 +123,14 @@ fn masks_are_those_of_gbnf() {
     let vocabulary = vocabulary(&WORDS);
     let regular = "root ::= item (\",\" item)* # items\nitem ::= [ab]{1,2} | \"1\"+\n";
     let matcher = fancy_regex::Regex::new("^(?:([ab]{1,2}|1+)(,([ab]{1,2}|1+))*)$").unwrap();
-    masks_agree(Grammar::gbnf_or_lark(&vocabulary, regular).unwrap(), &WORDS, |text| matcher.is_match(text).unwrap());
-    // Nested: a ... b around 1, counted by hand.
+    let texts = matching(&all_texts(&['a', 'b', '1', ','], 8), &matcher);
+    masks_agree(Grammar::gbnf_or_lark(&vocabulary, regular).unwrap(), &WORDS, &texts);
+    // Nested: as many b after the middle as a before it.
     let nested = "root ::= \"a\" root \"b\" | \"1\" [1]?";
-    let balanced = |text: &str| {
-        let inner = text.trim_start_matches('a').trim_end_matches('b');
-        let (before, after) = (text.len() - text.trim_start_matches('a').len(), text.len() - text.trim_end_matches('b').len());
-        before == after && ["1", "11"].contains(&inner)
-    };
-    masks_agree(Grammar::gbnf_or_lark(&vocabulary, nested).unwrap(), &WORDS, balanced);
+    let balanced: Vec<String> = (0..9).flat_map(|n| ["1", "11"].map(|middle| "a".repeat(n) + middle + &"b".repeat(n))).collect();
+    masks_agree(Grammar::gbnf_or_lark(&vocabulary, nested).unwrap(), &WORDS, &balanced);
     let lark = "start: \"a\" start \"b\" | /11?/";
-    masks_agree(Grammar::gbnf_or_lark(&vocabulary, lark).unwrap(), &WORDS, balanced);
+    masks_agree(Grammar::gbnf_or_lark(&vocabulary, lark).unwrap(), &WORDS, &balanced);
 }
 
 #[test]
