@@ -83,8 +83,10 @@ pub extern "C" fn metrale_build_info() -> *const c_char {
     })
 }
 
-/// Optional parts of this build: there are none yet.
-const NO_FEATURES: [&str; 0] = [];
+/// Parts of this build that another one might lack.
+fn features() -> Vec<&'static str> {
+    vec!["llguidance"]
+}
 
 #[cfg(target_arch = "x86_64")]
 fn instruction_sets() -> Vec<&'static str> {
