@@ -51,7 +51,9 @@ fn arguments() -> Result<Arguments, String> {
         }
     }
     if a.model.as_os_str().is_empty() {
-        return Err("usage: metrale_bench MODEL [--threads N] [--prompt 512] [--decode 128] [--batch 1] [--synthetic Q8_0] [--f32] [--json]".into());
+        return Err(
+            "usage: metrale_bench MODEL [--threads N] [--prompt 512] [--decode 128] [--batch 1] [--synthetic Q8_0] [--f32] [--json]".into(),
+        );
     }
     Ok(a)
 }
@@ -134,7 +136,13 @@ fn run(a: &Arguments) -> Result<(), metrale::error::Error> {
         });
         println!("{object}");
     } else {
-        println!("{} ({}, {} threads, {} kernels), loaded in {load_seconds:.2} s", a.model.display(), engine.info().model_type, threads, engine.info().simd);
+        println!(
+            "{} ({}, {} threads, {} kernels), loaded in {load_seconds:.2} s",
+            a.model.display(),
+            engine.info().model_type,
+            threads,
+            engine.info().simd
+        );
         println!("prompt {:>5} tokens: {prompt_tps:>9.1} tokens/s   {:>7.1} GFLOP/s in the matrices", a.prompt, flops / 1e9);
         println!(
             "decode {:>5} tokens: {decode_tps:>9.1} tokens/s   {:>7.1} GB/s of weights, {:.0} % of the {:.1} GB/s this machine reads",

@@ -98,6 +98,9 @@
 // The shape of this header: the upper 16 bits change when old hosts stop working, the lower when something is added.
 #define METRALE_ABI_VERSION 65536
 
+// Scores are sums of log-probabilities, whatever the length.
+#define METRALE_BEAM_PLAIN_SCORE 1
+
 // An error object, made by a call that failed. Free it with `metrale_error_free`.
 typedef struct metrale_error metrale_error;
 
@@ -264,6 +267,38 @@ typedef struct {
     // before any sampler stage; NaN without `METRALE_SEQ_LOGPROBS` or before the first step.
     float last_logprob;
 } metrale_sequence_info;
+
+// How to search. Zeros are defaults.
+typedef struct {
+    // `sizeof(metrale_beam_options)` as the host was compiled.
+    size_t struct_size;
+    // Continuations kept at each step; 0 means 5, at most 1024.
+    uint64_t beams;
+    // Most tokens of a continuation; 0 means what the sequence has room for.
+    uint64_t max_tokens;
+    // Power of the length that scores are divided by; more favours long continuations. 0 means 1; for none at all set
+    // `METRALE_BEAM_PLAIN_SCORE`.
+    float length_penalty;
+    // `METRALE_BEAM_*`, or-ed.
+    uint32_t flags;
+} metrale_beam_options;
+
+// What `metrale_step` did for one sequence. Set `struct_size` of each before the call.
+typedef struct {
+    // `sizeof(metrale_step_result)` as the host was compiled; the same in all of an array.
+    size_t struct_size;
+    // `METRALE_OK`: its queue is read, or a token is produced. `METRALE_DONE`: a token that ends generation is produced.
+    // `METRALE_AGAIN`: the budget ran out, step again. Negative: why the sequence cannot go on (`METRALE_CONTEXT_FULL`,
+    // `METRALE_INVALID_STATE` without any token, `METRALE_NUMERIC_FAULT`, `METRALE_NO_VALID_TOKEN`) or that its work was
+    // cancelled (`METRALE_CANCELLED`); what `read` counts was done before that and stays.
+    metrale_status status;
+    // The token that was produced and appended; -1 for none.
+    metrale_token token;
+    // Tokens this call read from the queue and appended.
+    uint64_t read;
+    // Tokens that still wait in the queue.
+    uint64_t queued;
+} metrale_step_result;
 
 // Success.
 #define METRALE_OK 0
@@ -769,6 +804,31 @@ metrale_status metrale_seq_restore(metrale_seq *seq,
                                    size_t len,
                                    metrale_error **err);
 
+// Reads the source text of an empty sequence of a model that translates (NLLB, M2M-100): `[language, text ..., end]` as tokens. Afterwards
+// prefill the decoder's first tokens (`[end, target language]`) and step or search. The source stays until the sequence
+// is freed or given another one while it is empty. On error the sequence is as before.
+//
+// Statuses: `METRALE_UNSUPPORTED` (the model does not translate), `METRALE_INVALID_STATE` (the sequence holds tokens),
+// `METRALE_INVALID_ARGUMENT` (no token), `METRALE_INVALID_TOKEN`, `METRALE_CONTEXT_FULL`, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+metrale_status metrale_seq_encode(metrale_seq *seq,
+                                  const metrale_token *tokens,
+                                  size_t count,
+                                  metrale_error **err);
+
+// The likeliest continuation of a sequence by beam search, without the token that ended it. The sequence stays as it is. `options` may be
+// NULL. Tokens go to `out` and their number to `*out_count`; when `capacity` is too small, only `*out_count` is written and
+// the status is `METRALE_MORE`. `out_score`, which may be NULL, gets the score. Safe beside other calls that take a const sequence.
+//
+// Statuses: `METRALE_INVALID_STATE` (the sequence holds no token), `METRALE_INVALID_ARGUMENT`, `METRALE_CONTEXT_FULL`,
+// `METRALE_NUMERIC_FAULT`, `METRALE_OUT_OF_MEMORY`, `METRALE_UNKNOWN_OPTION`, `METRALE_BUSY`.
+metrale_status metrale_seq_beam(const metrale_seq *seq,
+                                const metrale_beam_options *options,
+                                metrale_token *out,
+                                size_t capacity,
+                                size_t *out_count,
+                                float *out_score,
+                                metrale_error **err);
+
 // Appends `count` tokens to the sequence and computes what may follow them. Blocks until all are done; may be called
 // again to append more. No token is no change. On error the sequence is as before.
 //
@@ -792,6 +852,73 @@ metrale_status metrale_decode_step(metrale_seq *const *seqs,
                                    size_t count,
                                    metrale_token *out_tokens,
                                    metrale_error **err);
+
+// Puts `count` tokens at the end of the sequence's queue, which `metrale_step` reads. Nothing is computed yet, and other
+// calls leave the queue alone. The tokens are copied. On error nothing has changed.
+//
+// Statuses: `METRALE_INVALID_TOKEN` with the index of the first token outside the vocabulary, `METRALE_CONTEXT_FULL` with
+// the number that still fits, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+metrale_status metrale_seq_feed(metrale_seq *seq,
+                                const metrale_token *tokens,
+                                size_t count,
+                                metrale_error **err);
+
+// Works on `count` sequences of one model for about `budget_ns` nanoseconds, then returns with what is left undone; made for
+// hosts with a frame to draw. 0 is no limit. A sequence whose queue holds tokens reads them, until the queue is empty; one
+// with an empty queue produces one token, as `metrale_decode_step` would. So a prompt is read first, and the token after it
+// is produced by the next call. Results are the same bits as those of the blocking calls, however the work is cut.
+//
+// `results` has a place for each sequence. Work is done in slices; each is appended to its sequences as a whole. A slice
+// that is not done in time stays with the model and is continued when the same sequences are stepped again; until then they
+// are as before it. If one of them is freed, cancelled, changed by another call or left out of the next step, the slice is
+// dropped, which costs its time and nothing else. So step all sequences of a model together, from one thread; a second
+// thread that steps gets no turn until the first returns. Blocking calls on other sequences may run meanwhile, and take
+// processor time from the step: one of their operations at a time is waited for, up to the budget.
+//
+// Returns `METRALE_AGAIN` when the budget ran out before some sequence was done, `METRALE_DONE` when every sequence has just
+// produced a token that ends generation, else `METRALE_OK`. In these cases all results are written; one sequence that
+// cannot go on says so in its own result and does not stop the others. After an error no result is written; slices done
+// before it stay.
+//
+// Statuses, with the index of the sequence: `METRALE_INVALID_ARGUMENT` (listed twice, or of another model),
+// `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+metrale_status metrale_step(metrale_seq *const *seqs,
+                            size_t count,
+                            uint64_t budget_ns,
+                            metrale_step_result *results,
+                            metrale_error **err);
+
+// About how many nanoseconds a `metrale_step` without a limit would take on these sequences now, learned from earlier steps;
+// before the first, a guess. Does not wait.
+//
+// Statuses, with the index of the sequence: `METRALE_INVALID_ARGUMENT` (of another model), `METRALE_BUSY`.
+metrale_status metrale_step_estimate(metrale_seq *const *seqs,
+                                     size_t count,
+                                     uint64_t *out_ns,
+                                     metrale_error **err);
+
+// Whether `metrale_step` has something left to do for the sequence: `METRALE_AGAIN` when tokens wait in its queue or a token
+// is under way, else `METRALE_OK`. The number that waits goes to `*out_queued`, which may be NULL. Never waits: while another
+// call changes the sequence, this is `METRALE_BUSY`. Safe beside other calls that take a const sequence.
+metrale_status metrale_poll(const metrale_seq *seq,
+                            size_t *out_queued,
+                            metrale_error **err);
+
+// Cancels what the sequence is doing. A call that is running on it (`metrale_prefill`, `metrale_decode_step`) soon returns
+// `METRALE_CANCELLED` and leaves its sequences as before it; in `metrale_step` the sequence's own result says so. Tokens that
+// wait in the queue and a slice under way are dropped, which the next step reports. Where nothing is running, waiting or
+// under way, nothing happens: later calls are not affected. Does not wait. Any thread.
+//
+// Statuses: only `METRALE_INVALID_HANDLE`.
+metrale_status metrale_cancel(metrale_seq *seq,
+                              metrale_error **err);
+
+// Cancels what every sequence of the model is doing, as `metrale_cancel` does for one. Any thread. A load is cancelled through
+// its progress callback.
+//
+// Statuses: only `METRALE_INVALID_HANDLE`.
+metrale_status metrale_cancel_all(metrale_model *model,
+                                  metrale_error **err);
 
 // The logits of the token that follows all tokens the sequence holds: `*out_len` floats at `*out_row`, one for each
 // id. The row belongs to the sequence and lives until the next call that changes or frees it, from whatever thread.

@@ -2,8 +2,8 @@
 
 mod support;
 
-use metrale::error::Kind;
 use metrale::engine::{self, Engine, Sequence, SequenceOptions, forward};
+use metrale::error::Kind;
 use metrale::options::{Compute, LoadOptions};
 use std::path::Path;
 use std::sync::Arc;

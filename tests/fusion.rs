@@ -24,7 +24,13 @@ fn fusion_keeps_the_bits_and_definitions_agree() {
                 continue; // tests/nllb.rs does the same for models that translate
             }
             let prompt = &Golden::read(&path).prompt[..20];
-            let run = |bodies| engine.capture(prompt, 16, &["logits"], bodies).unwrap_or_else(|e| panic!("{name}: {e}"))[0].values.clone();
+            let run = |bodies| {
+                let captured = match engine.has_encoder() {
+                    true => engine.capture_translation(prompt, prompt, 16, &["logits"], bodies),
+                    false => engine.capture(prompt, 16, &["logits"], bodies),
+                };
+                captured.unwrap_or_else(|e| panic!("{name}: {e}")).remove(0).values
+            };
             let fused = run(Bodies::Fast);
             let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             assert!(bits(&fused) == bits(&run(Bodies::Unfused)), "{name} {compute:?}: fusion changes bits");

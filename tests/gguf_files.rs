@@ -286,7 +286,8 @@ fn factors_of_the_rotary_frequencies_are_in_the_config() {
 fn long_and_short_rotary_factors_are_in_the_config() {
     let mut w = GgufWriter::new();
     w.string("general.architecture", "phi3");
-    let counts = [("context_length", 4096), ("embedding_length", 32), ("block_count", 1), ("feed_forward_length", 64), ("attention.head_count", 4)];
+    let counts =
+        [("context_length", 4096), ("embedding_length", 32), ("block_count", 1), ("feed_forward_length", 64), ("attention.head_count", 4)];
     for (key, value) in counts.into_iter().chain([("rope.scaling.original_context_length", 1024), ("rope.dimension_count", 4)]) {
         w.u32(&format!("phi3.{key}"), value);
     }

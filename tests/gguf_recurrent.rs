@@ -197,10 +197,12 @@ fn gguf(folder: &Path, architecture: &str) -> Vec<u8> {
                 }
                 let cols = t.shape[1];
                 let rows = |runs: &[(usize, usize)]| -> Vec<f32> {
-                    let rows = runs.iter().flat_map(|(first, n)| (0..key_heads).flat_map(move |h| (0..*n).map(move |i| h * block + first + i)));
+                    let rows =
+                        runs.iter().flat_map(|(first, n)| (0..key_heads).flat_map(move |h| (0..*n).map(move |i| h * block + first + i)));
                     rows.flat_map(|r| t.values[r * cols..(r + 1) * cols].to_vec()).collect()
                 };
-                for (name, runs) in [("qkv", &[(0, key_dim), (key_dim, key_dim), (2 * key_dim, v)][..]), ("z", &[(2 * key_dim + v, v)][..])] {
+                for (name, runs) in [("qkv", &[(0, key_dim), (key_dim, key_dim), (2 * key_dim, v)][..]), ("z", &[(2 * key_dim + v, v)][..])]
+                {
                     let values = rows(runs);
                     all.push(Tensor { name: t.name.replace("qkvz", name), shape: vec![values.len() / cols, cols], values });
                 }

@@ -47,7 +47,7 @@ fn misuse_is_refused_and_changes_nothing() {
     let row = bits(&sequence);
     assert_eq!(sequence.encode(&[5, 6]).unwrap_err().kind(), Kind::InvalidState);
     assert_eq!((sequence.source(), sequence.len(), bits(&sequence)), (golden.prompt.len(), 2, row));
-    assert_eq!(engine.capture(&[2], 1, &["logits"], Bodies::Fast).unwrap_err().kind(), Kind::Unsupported);
+    assert_eq!(engine.capture(&[2], 1, &["logits"], Bodies::Fast).unwrap_err().kind(), Kind::InvalidState);
     if let Some((other, _)) = open(|name| name == "llama", 1) {
         let mut plain = Sequence::new(&other, &SequenceOptions::default()).unwrap();
         let e = plain.encode(&[5]).unwrap_err();
@@ -168,4 +168,30 @@ fn more_beams_find_no_worse_and_bad_options_are_refused() {
     }
     let empty = Sequence::new(&engine, &SequenceOptions::default()).unwrap();
     assert_eq!(beam(&empty, &plain).unwrap_err().kind(), Kind::InvalidState);
+}
+
+/// The C functions, on the greedy path: one beam with plain scores is the golden's continuation.
+#[test]
+fn the_c_interface_translates() {
+    use metrale::abi::*;
+    use std::ptr::{null, null_mut};
+    let Some((_, golden)) = translator() else { return };
+    let path = folders().into_iter().find(|p| p.file_name().unwrap() == "nllb").unwrap();
+    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    let (mut model, mut seq) = (null_mut(), null_mut());
+    assert_eq!(metrale_load(path.as_ptr(), null(), &mut model, null_mut()), METRALE_OK);
+    assert_eq!(metrale_seq_new(model, null(), &mut seq, null_mut()), METRALE_OK);
+    let start = [2, 315]; // end, then the language of the golden (`forced_bos_token_id`)
+    assert_eq!(metrale_prefill(seq, start.as_ptr(), 2, null_mut()), METRALE_INVALID_STATE);
+    assert_eq!(metrale_seq_encode(seq, golden.prompt.as_ptr(), golden.prompt.len(), null_mut()), METRALE_OK);
+    assert_eq!(metrale_prefill(seq, start.as_ptr(), 2, null_mut()), METRALE_OK);
+    let mut options: metrale_beam_options = metrale_beam_options { struct_size: 0, beams: 1, max_tokens: 8, length_penalty: 0.0, flags: METRALE_BEAM_PLAIN_SCORE };
+    options.struct_size = size_of::<metrale_beam_options>();
+    let (mut tokens, mut count, mut score) = ([0i32; 8], 0usize, 0f32);
+    assert_eq!(metrale_seq_beam(seq, &options, null_mut(), 0, &mut count, null_mut(), null_mut()), METRALE_MORE);
+    assert_eq!(metrale_seq_beam(seq, &options, tokens.as_mut_ptr(), 8, &mut count, &mut score, null_mut()), METRALE_OK);
+    assert_eq!(&tokens[..count], &golden.decode_ids[..count]);
+    assert!(count > 0 && score < 0.0, "{count} tokens, score {score}");
+    metrale_seq_free(seq);
+    metrale_free(model);
 }

@@ -30,7 +30,9 @@ fn any_budget_gives_the_same_bits() {
     let mut checked = 0;
     for path in folders() {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if !["qwen3_moe", "qwen3_moe-gguf-q8_0", "qwen3_moe-ct-nvfp4", "gpt_oss-gguf-mxfp4", "gpt_oss-mxfp4", "glm4_moe-gguf"].contains(&name.as_str()) {
+        if !["qwen3_moe", "qwen3_moe-gguf-q8_0", "qwen3_moe-ct-nvfp4", "gpt_oss-gguf-mxfp4", "gpt_oss-mxfp4", "glm4_moe-gguf"]
+            .contains(&name.as_str())
+        {
             continue;
         }
         let golden = Golden::read(&path);
@@ -43,7 +45,10 @@ fn any_budget_gives_the_same_bits() {
                 let paged = load(&path, compute, Some(budget));
                 assert_eq!(paged.weight_bytes(), rest, "{name}: something was packed before it was met");
                 assert_eq!(paged.plan().weights, whole.plan().weights - (all - rest) + budget.min(all - rest), "{name}: the plan");
-                assert!(rows(&paged, &golden.prompt, &golden.decode_ids) == expected, "{name} {compute:?}: bits differ under {budget} bytes");
+                assert!(
+                    rows(&paged, &golden.prompt, &golden.decode_ids) == expected,
+                    "{name} {compute:?}: bits differ under {budget} bytes"
+                );
                 let kept = paged.weight_bytes() - rest;
                 assert!(kept <= budget && (kept > 0 || budget == 0), "{name}: {kept} bytes are kept of {budget}");
             }

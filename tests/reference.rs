@@ -78,7 +78,11 @@ fn check(path: &Path) -> Result<(f32, f32), String> {
         decode = decode.max(largest_difference(row, expected));
         let best = row.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(i, _)| i as i32);
         if best != golden.decode_ids[i] {
-            return Err(format!("step {i}: picked {best}, the golden has {} ({prompt:.2e}; {})", golden.decode_ids[i], first_departure(&engine, &golden)));
+            return Err(format!(
+                "step {i}: picked {best}, the golden has {} ({prompt:.2e}; {})",
+                golden.decode_ids[i],
+                first_departure(&engine, &golden)
+            ));
         }
         sequence.prefill(&[best]).map_err(|e| e.to_string())?;
     }

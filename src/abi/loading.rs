@@ -186,7 +186,9 @@ pub extern "C" fn metrale_load_step(
         let mut work = match loading.work.try_lock() {
             Ok(work) => work,
             Err(TryLockError::WouldBlock) => bail!(Busy, "another call is working on this load"),
-            Err(TryLockError::Poisoned(_)) => bail!(Internal, "an earlier step met a defect of this library; only freeing the load is left"),
+            Err(TryLockError::Poisoned(_)) => {
+                bail!(Internal, "an earlier step met a defect of this library; only freeing the load is left")
+            }
         };
         let model = loading.step(&mut work, budget_ns)?;
         if let Some(progress) = progress {

@@ -9,13 +9,15 @@ use super::state::HostMark;
 use super::status::metrale_status;
 use super::types::*;
 use super::versioned;
-use crate::engine::{Chooser, Sequence, SequenceOptions};
+use crate::engine::{Canceller, Chooser, Sequence, SequenceOptions};
 use crate::error::{Error, Kind, Result};
 use crate::sampling::Sampler;
 
 /// A sequence behind its lock. Nobody ever waits for the lock: whoever comes second is told so.
 pub(super) struct SequenceObject {
-    pub(super) state: RwLock<SequenceState>,
+    state: RwLock<SequenceState>,
+    /// The sequence's own, outside the lock: cancelling never waits.
+    canceller: Arc<Canceller>,
 }
 
 /// The tokens with their cache, and how the next one is chosen.
@@ -27,6 +29,17 @@ pub(super) struct SequenceState {
 }
 
 impl SequenceObject {
+    /// Puts a sequence behind its lock.
+    pub(super) fn new(state: SequenceState) -> SequenceObject {
+        let canceller = Arc::clone(state.sequence.canceller());
+        SequenceObject { state: RwLock::new(state), canceller }
+    }
+
+    /// Cancels what the sequence is doing.
+    pub(super) fn cancel(&self) {
+        self.canceller.cancel();
+    }
+
     /// For calls that only look; several at once.
     pub(super) fn shared(&self) -> Result<RwLockReadGuard<'_, SequenceState>> {
         self.state.try_read().map_err(refused)
@@ -75,7 +88,7 @@ pub extern "C" fn metrale_seq_new(
         let mut chooser = Chooser::new(sampler);
         chooser.ignore_end = host.flags & METRALE_SEQ_IGNORE_END != 0;
         chooser.record_logprob = host.flags & METRALE_SEQ_LOGPROBS != 0;
-        out.set(handle::insert(Arc::new(SequenceObject { state: RwLock::new(SequenceState { sequence, chooser, marks: Vec::new(), next_mark: 1 }) }))?);
+        out.set(handle::insert(Arc::new(SequenceObject::new(SequenceState { sequence, chooser, marks: Vec::new(), next_mark: 1 })))?);
         Ok(())
     })
 }

@@ -2,7 +2,7 @@
 //!
 //! All of it is exact: keys and values, recurrent state, logits, and the generator that chooses tokens.
 
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 use super::guard::{guard, guard_status};
 use super::handle;
@@ -41,7 +41,7 @@ pub extern "C" fn metrale_seq_fork(seq: *const metrale_seq, out: *mut *mut metra
         let object = handle::get(seq)?;
         let state = object.shared()?;
         let fork = SequenceState { sequence: state.sequence.fork()?, chooser: state.chooser.fork(), marks: Vec::new(), next_mark: 1 };
-        out.set(handle::insert(Arc::new(SequenceObject { state: RwLock::new(fork) }))?);
+        out.set(handle::insert(Arc::new(SequenceObject::new(fork)))?);
         Ok(())
     })
 }

@@ -11,6 +11,7 @@ use super::model::ModelObject;
 use super::sampler::SamplerObject;
 use super::sequence::SequenceObject;
 use super::source::SourceObject;
+use super::status::metrale_status;
 use super::text::TextObject;
 use super::versioned::Versioned;
 
@@ -186,6 +187,25 @@ pub struct metrale_sequence_info {
     pub last_logprob: f32,
 }
 
+/// What `metrale_step` did for one sequence. Set `struct_size` of each before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_step_result {
+    /// `sizeof(metrale_step_result)` as the host was compiled; the same in all of an array.
+    pub struct_size: usize,
+    /// `METRALE_OK`: its queue is read, or a token is produced. `METRALE_DONE`: a token that ends generation is produced.
+    /// `METRALE_AGAIN`: the budget ran out, step again. Negative: why the sequence cannot go on (`METRALE_CONTEXT_FULL`,
+    /// `METRALE_INVALID_STATE` without any token, `METRALE_NUMERIC_FAULT`, `METRALE_NO_VALID_TOKEN`) or that its work was
+    /// cancelled (`METRALE_CANCELLED`); what `read` counts was done before that and stays.
+    pub status: metrale_status,
+    /// The token that was produced and appended; -1 for none.
+    pub token: metrale_token,
+    /// Tokens this call read from the queue and appended.
+    pub read: u64,
+    /// Tokens that still wait in the queue.
+    pub queued: u64,
+}
+
 /// Keeps only the highest logit; ties go to the lowest id. No field is used.
 pub const METRALE_STAGE_GREEDY: u32 = 1;
 /// Divides every logit by `value`, which is at least 0; below 1e-5 it is the greedy stage.
@@ -284,6 +304,10 @@ unsafe impl Versioned for metrale_seq_options {
 // SAFETY: as above.
 unsafe impl Versioned for metrale_sequence_info {
     const NAME: &'static str = "metrale_sequence_info";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_step_result {
+    const NAME: &'static str = "metrale_step_result";
 }
 // SAFETY: as above.
 unsafe impl Versioned for metrale_text_options {

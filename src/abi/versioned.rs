@@ -68,6 +68,36 @@ impl<T: Versioned> OutStruct<T> {
     }
 }
 
+/// Places for an array of such structs, as far apart as the host's struct is large.
+pub(super) struct OutStructs<T> {
+    host: *mut T,
+    size: usize,
+    count: usize,
+}
+
+/// Checks an array in which the host has set every `struct_size`.
+pub(super) fn out_array<T: Versioned>(host: *mut T, count: usize) -> Result<OutStructs<T>> {
+    if count == 0 {
+        return Ok(OutStructs { host, size: 0, count });
+    }
+    let size = out(host)?.size;
+    ensure!(count <= isize::MAX as usize / size, TooLarge, "{count} structs {} cannot exist", T::NAME);
+    for index in 1..count {
+        let other = host_size(host.wrapping_byte_add(index * size))?;
+        ensure!(other == size, InvalidArgument, "{}.struct_size is {other} at {index} and {size} at 0", T::NAME);
+    }
+    Ok(OutStructs { host, size, count })
+}
+
+impl<T: Versioned> OutStructs<T> {
+    /// Fills each, as [`OutStruct::set`] does one.
+    pub(super) fn set_with(self, value: impl Fn(usize) -> T) {
+        for index in 0..self.count {
+            OutStruct { host: self.host.wrapping_byte_add(index * self.size), size: self.size }.set(&value(index));
+        }
+    }
+}
+
 fn host_size<T: Versioned>(host: *const T) -> Result<usize> {
     if !host.is_aligned() {
         bail!(InvalidArgument, "the {} at {:#x} is not aligned to {}", T::NAME, host.addr(), align_of::<T>());
@@ -137,5 +167,10 @@ mod tests {
         out(newer.as_mut_ptr().cast::<New>()).unwrap().set(&value);
         assert_eq!(newer, [40, 1, 2, 0, 0, 7]);
         assert!(out::<New>(std::ptr::null_mut()).is_err());
+        let mut array = [32u64, 7, 7, 7, 32, 7, 7, 7, 9];
+        out_array(array.as_mut_ptr().cast::<New>(), 2).unwrap().set_with(|i| New { a: i as u64, ..value });
+        assert_eq!(array, [32, 0, 2, 0, 32, 1, 2, 0, 9]);
+        array[4] = 24;
+        assert!(out_array(array.as_mut_ptr().cast::<New>(), 2).is_err());
     }
 }

@@ -78,18 +78,18 @@ pub extern "C" fn metrale_decode_step(
 }
 
 /// Names the sequence an error is about.
-fn at(e: Error, index: usize) -> Error {
+pub(super) fn at(e: Error, index: usize) -> Error {
     e.context(format!("sequence {index}")).at(index as u64)
 }
 
 /// A sequence listed twice is busy with itself, which needs other words.
-fn twice(e: Error, objects: &[Arc<SequenceObject>], index: usize) -> Error {
+pub(super) fn twice(e: Error, objects: &[Arc<SequenceObject>], index: usize) -> Error {
     match objects[..index].iter().position(|other| Arc::ptr_eq(other, &objects[index])) {
         Some(first) => Error::new(Kind::InvalidArgument, format!("it is listed before, at {first}")),
         None => e,
     }
 }
 
-fn short() -> Error {
+pub(super) fn short() -> Error {
     Error::new(Kind::Internal, "a batch became shorter while it was taken apart")
 }

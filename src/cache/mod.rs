@@ -4,4 +4,4 @@ mod pages;
 mod state;
 
 pub use pages::{LayerPages, PagePool};
-pub use state::{State, StateLayout, StatePool, SequenceState};
+pub use state::{SequenceState, State, StateLayout, StatePool};

@@ -9,6 +9,7 @@ use crate::backend::cpu::arena::Buffer;
 use crate::error::{Error, Kind, Result};
 use crate::ops::{SlotSpec, StatePointers};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Where each slot and the row of logits lie in a state, in floats.
@@ -24,11 +25,17 @@ const ALIGN: usize = 16;
 impl StateLayout {
     /// Places slots and a row of `vocab` logits.
     pub fn new(slots: &[SlotSpec], vocab: usize) -> Result<StateLayout> {
-        let too_large = |name: &str, n: usize| Error::new(Kind::TooLarge, format!("{name}: {n} floats of recurrent state for each sequence")).named(name);
+        let too_large = |name: &str, n: usize| {
+            Error::new(Kind::TooLarge, format!("{name}: {n} floats of recurrent state for each sequence")).named(name)
+        };
         let mut end = 0usize;
         let mut place = |name: &str, n: usize| {
             let start = end;
-            end = start.checked_add(n).and_then(|e| e.checked_next_multiple_of(ALIGN)).filter(|e| *e < isize::MAX as usize / 8).ok_or_else(|| too_large(name, n))?;
+            end = start
+                .checked_add(n)
+                .and_then(|e| e.checked_next_multiple_of(ALIGN))
+                .filter(|e| *e < isize::MAX as usize / 8)
+                .ok_or_else(|| too_large(name, n))?;
             Ok(start..start + n)
         };
         let slots = slots.iter().map(|s| place(&s.name, s.elements)).collect::<Result<_>>()?;
@@ -144,12 +151,16 @@ pub struct SequenceState {
     spare: Option<Arc<State>>,
     /// Tokens that `spare` is the state after.
     before: Option<usize>,
+    stamp: u64,
 }
+
+/// No two stamps of a process are the same.
+static STAMPS: AtomicU64 = AtomicU64::new(1);
 
 impl SequenceState {
     /// The state before any token.
     pub fn new(pool: &Arc<StatePool>, zero: &Arc<State>) -> SequenceState {
-        SequenceState { pool: Arc::clone(pool), zero: Arc::clone(zero), committed: Arc::clone(zero), spare: None, before: None }
+        SequenceState { pool: Arc::clone(pool), zero: Arc::clone(zero), committed: Arc::clone(zero), spare: None, before: None, stamp: 0 }
     }
 
     /// Makes the spare state writable. On error nothing changed.
@@ -158,7 +169,19 @@ impl SequenceState {
             self.spare = Some(self.pool.take()?);
         }
         self.before = None;
+        self.renew();
         Ok(())
+    }
+
+    /// A number that names the sequence and everything done to its state so far: as long as it is the same, what a call
+    /// that was begun has written is still there.
+    pub fn stamp(&self) -> u64 {
+        self.stamp
+    }
+
+    /// Makes a call that was begun count as lost.
+    pub fn renew(&mut self) {
+        self.stamp = STAMPS.fetch_add(1, Ordering::Relaxed);
     }
 
     fn spare(&mut self) -> &mut State {
@@ -182,6 +205,7 @@ impl SequenceState {
 
     /// What the call wrote becomes the state; `before` tokens were there when it began, if it can be undone.
     pub fn commit(&mut self, before: Option<usize>) {
+        self.renew();
         if let Some(spare) = &mut self.spare {
             std::mem::swap(&mut self.committed, spare);
             self.before = before;
@@ -200,6 +224,7 @@ impl SequenceState {
 
     /// Takes up a state of the same model.
     pub fn set(&mut self, state: &Arc<State>) {
+        self.renew();
         let old = std::mem::replace(&mut self.committed, Arc::clone(state));
         self.before = None;
         if self.spare.is_none() {
@@ -215,6 +240,7 @@ impl SequenceState {
 
     /// Back to the state before the last call, if that was after `len` tokens and is still there.
     pub fn undo(&mut self, len: usize) -> bool {
+        self.renew();
         match &mut self.spare {
             Some(spare) if self.before == Some(len) => {
                 std::mem::swap(&mut self.committed, spare);

@@ -53,7 +53,13 @@ impl Layout {
         };
         let unused = Slot { offset: 0, rows: Rows::All, width: 0, stride: 0, kind: Kind::F32 };
         let slots = (0..circuit.values.len())
-            .map(|v| place(v).map_or(unused, |(slot, column)| Slot { offset: slot.offset + column * 4, width: circuit.values[v].shape.width, ..slot }))
+            .map(|v| {
+                place(v).map_or(unused, |(slot, column)| Slot {
+                    offset: slot.offset + column * 4,
+                    width: circuit.values[v].shape.width,
+                    ..slot
+                })
+            })
             .collect();
         Ok(Layout { slots, bytes: free.end, max_rows, max_sequences })
     }

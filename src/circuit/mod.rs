@@ -15,5 +15,5 @@ pub use dump::explain;
 pub use fuse::{RULES, Rule, fuse};
 pub use layout::Layout;
 pub use lower::{Needs, lower};
-pub use program::{Program, Workspace};
+pub use program::{Outcome, Program, Progress, Workspace};
 pub use tape::{Circuit, Declared, Node, Tape, ValueInfo};

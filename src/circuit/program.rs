@@ -2,16 +2,20 @@
 //!
 //! The whole program is one fork and join. Workers meet at a barrier only where an operation depends on work that
 //! others may still be doing; what falls to the first worker alone (rows too few to share) runs through without.
+//!
+//! A run can leave off between any two pieces of an operation and be continued: the counter that deals out an operation's
+//! pieces says which are done, and [`Progress`] where each worker was.
 
 use super::layout::Layout;
 use super::tape::Circuit;
 use crate::backend::cpu::arena::Buffer;
-use crate::backend::cpu::pool::Pool;
+use crate::backend::cpu::pause::{Control, Pause};
+use crate::backend::cpu::pool::{Pool, Worker};
 use crate::backend::cpu::simd::{self, Table};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::ops::{Batch, Frame, Op, Port, Turn, Value, Weight};
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// An operation and the earlier ones it must not overtake.
 #[derive(Debug)]
@@ -28,6 +32,42 @@ pub struct Program {
     instructions: Vec<Instruction>,
     layout: Layout,
     output: Value,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything is computed.
+    Done,
+    /// It left off, and can be continued.
+    Suspended,
+}
+
+/// How far a run is: the place of each worker. The counters of the operations they are at belong to the program, so one run of
+/// a program is under way at a time.
+#[derive(Default, Debug)]
+pub struct Progress {
+    begun: bool,
+    open: usize,
+    at: Vec<AtomicUsize>,
+}
+
+impl Progress {
+    /// Back to the first instruction.
+    pub fn restart(&mut self) {
+        self.begun = false;
+        self.open = 0;
+        self.at.iter_mut().for_each(|at| *at.get_mut() = 0);
+    }
+
+    /// Has a place for each of `workers`.
+    fn fit(&mut self, workers: usize) -> Result<()> {
+        if self.at.len() < workers {
+            self.at.try_reserve(workers).map_err(|_| Error::new(Kind::OutOfMemory, "the places of workers"))?;
+            self.at.resize_with(workers, AtomicUsize::default);
+        }
+        Ok(())
+    }
 }
 
 /// The memory programs run in; large enough for any program it is used with.
@@ -56,8 +96,12 @@ impl Program {
         let layout = Layout::new(&mut circuit, max_rows, max_sequences, keep)?;
         let after = conflicts(&mut circuit, &layout);
         let output = circuit.output;
-        let instructions =
-            circuit.nodes.into_iter().zip(after).map(|(node, after)| Instruction { op: node.op, after, counter: AtomicUsize::new(0) }).collect();
+        let instructions = circuit
+            .nodes
+            .into_iter()
+            .zip(after)
+            .map(|(node, after)| Instruction { op: node.op, after, counter: AtomicUsize::new(0) })
+            .collect();
         Ok(Program { instructions, layout, output })
     }
 
@@ -88,40 +132,91 @@ impl Program {
 
     fn frame<'a>(&'a self, workspace: &'a mut Workspace, batch: &'a Batch, weights: &'a [Weight], simd: &'static Table) -> Frame<'a> {
         assert!(workspace.len() >= self.layout.bytes, "the engine sizes the workspace by its largest program");
-        assert!(batch.tokens.len() <= self.layout.max_rows && batch.segments.len() <= self.layout.max_sequences, "the scheduler slices batches");
+        assert!(
+            batch.tokens.len() <= self.layout.max_rows && batch.segments.len() <= self.layout.max_sequences,
+            "the scheduler slices batches"
+        );
         Frame { base: workspace.0.as_ptr(), slots: &self.layout.slots, batch, weights, simd, _workspace: PhantomData }
     }
 
-    /// Runs on the pool. `stop` is looked at between operations; a run that was stopped returns false and leaves
-    /// half-written values and states behind, which the caller discards.
-    pub fn run(&self, pool: &Pool, workspace: &mut Workspace, batch: &Batch, weights: &[Weight], stop: &AtomicBool) -> Result<bool> {
+    /// Runs on the pool, from where `progress` stands. A run that leaves off can be continued with the same batch and the
+    /// same workspace, which nobody else may have used meanwhile; the bits are those of a run in one go. After an error
+    /// `progress` is back at the start.
+    pub fn run(
+        &self,
+        pool: &Pool,
+        workspace: &mut Workspace,
+        batch: &Batch,
+        weights: &[Weight],
+        progress: &mut Progress,
+        control: Control<'_>,
+    ) -> Result<Outcome> {
         let frame = self.frame(workspace, batch, weights, simd::table());
-        for instruction in &self.instructions {
-            instruction.counter.store(0, Ordering::Relaxed);
-        }
-        let stopped = AtomicBool::new(false);
-        pool.run(&|worker| {
+        progress.fit(pool.count())?;
+        let (pause, opened) = (Pause::new(control), AtomicUsize::new(progress.open));
+        let fresh = !progress.begun;
+        let job = |worker: &Worker<'_>| {
+            let place = &progress.at[worker.index()];
             // First instruction not yet behind a barrier; earlier ones are done on every worker.
-            let mut open = 0;
-            for (index, instruction) in self.instructions.iter().enumerate() {
+            let mut open = progress.open;
+            let mut section = 1;
+            let mut index = place.load(Ordering::Relaxed);
+            let leave = |index: usize, open: usize| {
+                place.store(index, Ordering::Relaxed);
+                if worker.index() == 0 {
+                    opened.store(open, Ordering::Relaxed);
+                }
+            };
+            while let Some(instruction) = self.instructions.get(index) {
                 let solo = instruction.op.solo(&frame);
                 let waits = |&&before: &&usize| before >= open && !(solo && self.instructions[before].op.solo(&frame));
                 if instruction.after.iter().take_while(|&&before| before >= open).find(waits).is_some() {
-                    if worker.index() == 0 && stop.load(Ordering::Relaxed) {
-                        stopped.store(true, Ordering::Relaxed);
-                    }
                     worker.barrier();
-                    if stopped.load(Ordering::Relaxed) {
-                        return;
+                    if pause.left(section) {
+                        return leave(index, open);
                     }
+                    section += 1;
                     open = index;
                 }
                 if !solo || worker.index() == 0 {
-                    instruction.op.run(&frame, &Turn { worker, counter: &instruction.counter });
+                    let turn = Turn::new(worker, &instruction.counter, &pause);
+                    instruction.op.run(&frame, &turn);
+                    if pause.due() {
+                        leave(if turn.was_cut() { index } else { index + 1 }, open);
+                        pause.leave(section);
+                        return worker.barrier();
+                    }
                 }
+                index += 1;
             }
-        })?;
-        Ok(!stopped.load(Ordering::Relaxed))
+            worker.barrier();
+            leave(index, open);
+        };
+        // The counters are this program's, so they are set by whoever has the pool: before its first instruction, by one worker.
+        let begin = |worker: &Worker<'_>| {
+            if fresh {
+                if worker.index() == 0 {
+                    self.instructions.iter().for_each(|i| i.counter.store(0, Ordering::Relaxed));
+                }
+                worker.barrier();
+            }
+            job(worker);
+        };
+        match pool.run_unless(&|| pause.due(), &begin) {
+            Ok(true) => {}
+            Ok(false) => return Ok(Outcome::Suspended),
+            Err(e) => {
+                progress.restart();
+                return Err(e);
+            }
+        }
+        progress.begun = true;
+        progress.open = opened.into_inner();
+        if progress.at.iter_mut().any(|at| *at.get_mut() < self.instructions.len()) {
+            return Ok(Outcome::Suspended);
+        }
+        progress.restart();
+        Ok(Outcome::Done)
     }
 
     /// Runs every operation's definition, on the calling thread: what `run` is tested against.
@@ -137,7 +232,7 @@ impl Program {
         let frame = self.frame(workspace, batch, &[], simd::table());
         let (rows, width) = (frame.rows(value), frame.slot(value).width);
         out.clear();
-        out.try_reserve(rows * width).map_err(|_| crate::error::Error::new(crate::error::Kind::OutOfMemory, "a copy of a value"))?;
+        out.try_reserve(rows * width).map_err(|_| Error::new(Kind::OutOfMemory, "a copy of a value"))?;
         for row in 0..rows {
             out.extend_from_slice(frame.row(value, row));
         }
@@ -173,11 +268,10 @@ fn conflicts(circuit: &mut Circuit, layout: &Layout) -> Vec<Vec<usize>> {
         let my_states = circuit.nodes[index].op.states();
         let my_slots = circuit.nodes[index].op.slots();
         let clash = |before: usize| {
-            let bytes = touches[before].iter().any(|a: &Touch| {
-                mine.iter().any(|b| (a.write || b.write) && a.bytes.0 < b.bytes.1 && b.bytes.0 < a.bytes.1)
-            });
-            let state = states[before].iter()
-                .any(|a| my_states.iter().any(|b| a.1 == b.1 && (a.0 == Port::Out || b.0 == Port::Out)));
+            let bytes = touches[before]
+                .iter()
+                .any(|a: &Touch| mine.iter().any(|b| (a.write || b.write) && a.bytes.0 < b.bytes.1 && b.bytes.0 < a.bytes.1));
+            let state = states[before].iter().any(|a| my_states.iter().any(|b| a.1 == b.1 && (a.0 == Port::Out || b.0 == Port::Out)));
             bytes || state || slots[before].iter().any(|s| my_slots.contains(s))
         };
         after.push((0..index).rev().filter(|&before| clash(before)).collect());

@@ -1,15 +1,15 @@
 //! Sources: the text a translating model reads before it writes. The encoder runs once over the whole of it; what the decoder's
 //! layers need of it stays with the sequence.
 
+use super::forward::until_done;
 use super::load::Engine;
 use super::runner::Work;
 use super::sequence::Sequence;
 use crate::cache::LayerPages;
+use crate::ensure;
 use crate::error::{Error, Kind, Result};
 use crate::ops::{KvPages, StatePointers};
-use crate::{bail, ensure};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 impl Engine {
     /// Whether the model reads a source before it writes ([`Sequence::encode`]).
@@ -31,7 +31,12 @@ impl Engine {
 
     /// Checks a source before it is read.
     pub(super) fn check_source(&self, source: &[i32], room: usize) -> Result<()> {
-        ensure!(self.has_encoder(), Unsupported, "the model ({}) has no encoder, it only continues its prompt; prefill it instead", self.info().model_type);
+        ensure!(
+            self.has_encoder(),
+            Unsupported,
+            "the model ({}) has no encoder, it only continues its prompt; prefill it instead",
+            self.info().model_type
+        );
         ensure!(!source.is_empty(), InvalidArgument, "the source has no tokens");
         if source.len() > room {
             let text = format!("a source of {} tokens; at most {room} fit", source.len());
@@ -48,13 +53,17 @@ impl Sequence {
     pub fn encode(&mut self, source: &[i32]) -> Result<()> {
         let engine = Arc::clone(self.engine());
         engine.check_source(source, self.capacity())?;
-        ensure!(self.is_empty(), InvalidState, "the sequence holds {} tokens that belong to another source; truncate it to 0 first", self.len());
+        ensure!(
+            self.is_empty(),
+            InvalidState,
+            "the sequence holds {} tokens that belong to another source; truncate it to 0 first",
+            self.len()
+        );
         let fresh = engine.source_pages(source.len())?;
         let pages: Vec<KvPages> = fresh.iter().map(|pages| KvPages::new(pages.pointers())).collect();
         let work = Work { tokens: source, position: 0, source: source.len(), pages, state: StatePointers::none() };
-        if !engine.runner().encode(&work, engine.weights(), engine.pool(), &AtomicBool::new(false))? {
-            bail!(Cancelled, "reading the source was cancelled");
-        }
+        let (canceller, count) = (self.canceller(), self.canceller().count());
+        drop(until_done(&engine, &|| canceller.count() != count, |runner, control| runner.encode(&work, &engine, control))?);
         self.take_source(source.len(), fresh);
         Ok(())
     }

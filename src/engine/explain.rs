@@ -4,6 +4,7 @@ use super::load::Engine;
 use super::prepare::{self, Prepared};
 use super::runner::{self, Shape, Work};
 use super::sequence::{Sequence, SequenceOptions};
+use crate::backend::cpu::pause::Control;
 use crate::circuit::{self, Workspace};
 use crate::ensure;
 use crate::error::Result;
@@ -11,7 +12,6 @@ use crate::ops::{Batch, KvPages, StatePointers, Value};
 use crate::options::LoadOptions;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// The program a checkpoint becomes, one operation a line. Reads headers only.
 pub fn explain(path: &Path, options: &LoadOptions) -> Result<String> {
@@ -43,8 +43,20 @@ impl Engine {
     /// Runs `tokens` from an empty state, `slice` rows at a time, and returns the named tensors (`logits`, `layer.3`) with a row for
     /// every token. For tests and for people who look for where a number comes from.
     pub fn capture(self: &Arc<Self>, tokens: &[i32], slice: usize, names: &[&str], bodies: Bodies) -> Result<Vec<Captured>> {
+        ensure!(!self.has_encoder(), InvalidState, "the model translates a source; it is captured by capture_translation");
+        self.capture_translation(&[], tokens, slice, names, bodies)
+    }
+
+    /// As [`Engine::capture`], after the model has read `source`; none for a model that reads none.
+    pub fn capture_translation(
+        self: &Arc<Self>,
+        source: &[i32],
+        tokens: &[i32],
+        slice: usize,
+        names: &[&str],
+        bodies: Bodies,
+    ) -> Result<Vec<Captured>> {
         ensure!((1..=Shape::MOST_ROWS).contains(&slice), InvalidArgument, "slices of {slice} rows; 1 to {} run", Shape::MOST_ROWS);
-        ensure!(!self.has_encoder(), Unsupported, "the model translates a source; what it makes of one is captured by capture_source");
         let mut circuit = self.prepared.circuit(true, bodies != Bodies::Fast)?;
         let mut values = Vec::with_capacity(names.len());
         for name in names {
@@ -55,6 +67,9 @@ impl Engine {
         let program = circuit::Program::new(circuit, slice, slice, &values)?;
         let mut workspace = Workspace::new(program.workspace_bytes())?;
         let mut sequence = Sequence::new(self, &SequenceOptions::default())?;
+        if self.has_encoder() || !source.is_empty() {
+            sequence.encode(source)?;
+        }
         let mut out: Vec<Captured> =
             values.iter().map(|v| Captured { width: program.layout().slots[v.0 as usize].width, values: Vec::new() }).collect();
         let mut batch = Batch { slots: Arc::clone(self.states().0.layout().slots()), ..Batch::default() };
@@ -63,10 +78,10 @@ impl Engine {
             sequence.reserve(piece.len())?;
             sequence.state.begin()?;
             let (position, pages, state) = (sequence.len(), sequence.kv(), sequence.state.pointers(false));
-            runner::fill(&mut batch, &[Work { tokens: piece, position, source: 0, pages, state }]);
+            runner::fill(&mut batch, &[Work { tokens: piece, position, source: sequence.source(), pages, state }]);
             match bodies {
                 Bodies::Fast | Bodies::Unfused => {
-                    program.run(self.pool(), &mut workspace, &batch, self.weights(), &AtomicBool::new(false))?;
+                    program.run(self.pool(), &mut workspace, &batch, self.weights(), &mut circuit::Progress::default(), Control::none())?;
                 }
                 Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights()),
             }
@@ -80,7 +95,7 @@ impl Engine {
         Ok(out)
     }
 
-    /// Reads a source and returns the encoder's named tensors (`encoded`, `layer.1`), as [`Engine::capture`] does for tokens.
+    /// Reads a source and returns the encoder's own named tensors (`encoded`, `layer.1`), as [`Engine::capture`] does for tokens.
     pub fn capture_source(self: &Arc<Self>, source: &[i32], names: &[&str], bodies: Bodies) -> Result<Vec<Captured>> {
         self.check_source(source, self.info().context)?;
         let Some(circuit) = self.prepared.encoder_circuit(bodies != Bodies::Fast)? else { return Ok(Vec::new()) };
@@ -93,7 +108,7 @@ impl Engine {
         runner::fill(&mut batch, &[work]);
         match bodies {
             Bodies::Fast | Bodies::Unfused => {
-                program.run(self.pool(), &mut workspace, &batch, self.weights(), &AtomicBool::new(false))?;
+                program.run(self.pool(), &mut workspace, &batch, self.weights(), &mut circuit::Progress::default(), Control::none())?;
             }
             Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights()),
         }

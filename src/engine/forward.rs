@@ -1,13 +1,16 @@
 //! Running tokens through the model: prompts in slices, one token for each of many sequences together.
 
+use super::cancel::Canceller;
 use super::load::Engine;
-use super::runner::{Shape, Work};
+use super::runner::{Runner, Shape, Work};
 use super::sequence::Sequence;
+use crate::backend::cpu::pause::Control;
 use crate::bail;
+use crate::circuit::Outcome;
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 
 /// Appends one token to each sequence and computes their rows together. On error all sequences are as before.
 pub fn forward(sequences: &mut [&mut Sequence], tokens: &[i32]) -> Result<()> {
@@ -15,7 +18,9 @@ pub fn forward(sequences: &mut [&mut Sequence], tokens: &[i32]) -> Result<()> {
     let Some(first) = sequences.first() else { return Ok(()) };
     let engine = Arc::clone(first.engine());
     if let Some(index) = sequences.iter().position(|s| !Arc::ptr_eq(s.engine(), &engine)) {
-        return Err(Error::new(Kind::InvalidArgument, format!("sequence {index} belongs to another model than sequence 0")).at(index as u64));
+        return Err(
+            Error::new(Kind::InvalidArgument, format!("sequence {index} belongs to another model than sequence 0")).at(index as u64)
+        );
     }
     let mut parts: Vec<(&mut Sequence, &[i32])> = sequences.iter_mut().map(|s| &mut **s).zip(tokens.chunks(1)).collect();
     append(&engine, &mut parts)
@@ -24,10 +29,11 @@ pub fn forward(sequences: &mut [&mut Sequence], tokens: &[i32]) -> Result<()> {
 /// Appends tokens to sequences of one engine; all or nothing.
 pub(super) fn append(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])]) -> Result<()> {
     for (sequence, tokens) in parts.iter() {
-        check(engine, sequence, tokens)?;
+        check(engine, sequence, tokens, 0)?;
     }
     let before: Vec<usize> = parts.iter().map(|(s, _)| s.len()).collect();
-    let done = run(engine, parts);
+    let cancels: Vec<(Arc<Canceller>, u64)> = parts.iter().map(|(s, _)| (Arc::clone(s.canceller()), s.canceller().count())).collect();
+    let done = run(engine, parts, &|| cancels.iter().any(|(canceller, count)| canceller.count() != *count));
     for ((sequence, _), before) in parts.iter_mut().zip(before) {
         match done {
             Ok(()) if sequence.len() > before => sequence.state.commit(Some(before)),
@@ -47,16 +53,40 @@ pub(super) fn recompute(engine: &Engine, sequence: &mut Sequence, len: usize) ->
     let token = [sequence.tokens[position]];
     let work = Work { tokens: &token, position, source: sequence.source(), pages: sequence.kv(), state: sequence.state.pointers(false) };
     let mut runner = engine.runner();
-    if !runner.run(&[work], engine.weights(), engine.pool(), &AtomicBool::new(false))? {
-        bail!(Cancelled, "the step was cancelled");
-    }
+    runner.begin();
+    while runner.run(std::slice::from_ref(&work), engine, Control::none())? == Outcome::Suspended {}
     runner.logits(0, sequence.state.next_logits());
     sequence.state.commit(None);
     Ok(())
 }
 
-fn check(engine: &Engine, sequence: &Sequence, tokens: &[i32]) -> Result<()> {
-    let room = sequence.capacity() - sequence.len();
+/// Runs one batch to its end, unless it is cancelled; the runner holds its logits.
+fn finish<'a>(engine: &'a Engine, work: &[Work<'_>], cancelled: &dyn Fn() -> bool) -> Result<MutexGuard<'a, Runner>> {
+    until_done(engine, cancelled, |runner, control| runner.run(work, engine, control))
+}
+
+/// Calls `run` until what it runs is done, unless that is cancelled.
+pub(super) fn until_done<'a>(
+    engine: &'a Engine,
+    cancelled: &dyn Fn() -> bool,
+    mut run: impl FnMut(&mut Runner, Control<'_>) -> Result<Outcome>,
+) -> Result<MutexGuard<'a, Runner>> {
+    let rings = engine.alarm().rings();
+    let Some(mut runner) = engine.runner_unless(cancelled) else { bail!(Cancelled, "the call was cancelled") };
+    runner.begin();
+    loop {
+        // Read before the look: a cancel after it is a ring that the run notices.
+        let seen = rings.load(Ordering::SeqCst);
+        ensure!(!cancelled(), Cancelled, "the call was cancelled");
+        if run(&mut runner, Control::new(rings, seen, None))? == Outcome::Done {
+            return Ok(runner);
+        }
+    }
+}
+
+/// Whether tokens could be appended after `waiting` others.
+pub(super) fn check(engine: &Engine, sequence: &Sequence, tokens: &[i32], waiting: usize) -> Result<()> {
+    let room = (sequence.capacity() - sequence.len()).saturating_sub(waiting);
     if tokens.len() > room {
         let text = format!(
             "{} tokens do not fit: the sequence holds {} of {}, {room} more fit",
@@ -85,7 +115,7 @@ impl Engine {
 }
 
 /// Runs everything; sequences grow as slices succeed.
-fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])]) -> Result<()> {
+fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])], cancelled: &dyn Fn() -> bool) -> Result<()> {
     for group in parts.chunks_mut(Shape::MOST_SEQUENCES) {
         let mut done = vec![0usize; group.len()];
         loop {
@@ -116,11 +146,7 @@ fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])]) -> Result<()> {
                     Work { tokens: &tokens[done[index]..done[index] + count], position, source, pages: sequence.kv(), state }
                 })
                 .collect();
-            let mut runner = engine.runner();
-            let stop = AtomicBool::new(false);
-            if !runner.run(&work, engine.weights(), engine.pool(), &stop)? {
-                bail!(Cancelled, "the step was cancelled");
-            }
+            let mut runner = finish(engine, &work, cancelled)?;
             for (row, &(index, count)) in slices.iter().enumerate() {
                 let (sequence, tokens) = &mut group[index];
                 let piece = &tokens[done[index]..done[index] + count];

@@ -36,7 +36,7 @@ impl Chooser {
     }
 
     /// A token for the row after the tokens of `sequence`. A call that fails changes nothing.
-    fn choose(&mut self, sequence: &Sequence) -> Result<i32> {
+    pub(super) fn choose(&mut self, sequence: &Sequence) -> Result<i32> {
         let row = sequence.logits()?;
         let token = self.sampler.sample(row, sequence.tokens())?;
         self.before_logprob = self.last_logprob;
@@ -52,7 +52,7 @@ impl Chooser {
     }
 
     /// Takes the last choice back.
-    fn undo(&mut self) {
+    pub(super) fn undo(&mut self) {
         self.sampler.undo();
         self.last_logprob = self.before_logprob;
     }

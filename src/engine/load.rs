@@ -1,11 +1,14 @@
 //! The loaded model, and the load that does not stop before it is there.
 
+use super::cancel::Alarm;
+use super::cost::Cost;
 use super::info::Info;
 use super::loader::{Loader, Progress};
 use super::plan::Plan;
 use super::prepare::Prepared;
 use super::runner::Runner;
-use crate::backend::cpu::pool::Pool;
+use super::scheduler::Stepper;
+use crate::backend::cpu::pool::{Pool, lock_unless};
 use crate::cache::{PagePool, State, StatePool};
 use crate::error::{Error, Kind, Result};
 use crate::ops::Weight;
@@ -27,6 +30,9 @@ pub struct Engine {
     pub(super) weights: Vec<Weight>,
     pub(super) pool: Pool,
     pub(super) runner: Mutex<Runner>,
+    pub(super) stepper: Mutex<Stepper>,
+    pub(super) alarm: Arc<Alarm>,
+    pub(super) cost: Cost,
     pub(super) pools: Vec<Arc<PagePool>>,
     pub(super) states: Arc<StatePool>,
     pub(super) zero: Arc<State>,
@@ -139,5 +145,29 @@ impl Engine {
 
     pub(super) fn runner(&self) -> MutexGuard<'_, Runner> {
         self.runner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The runner of blocking calls, unless `give_up` says so while others have it.
+    pub(super) fn runner_unless(&self, give_up: &dyn Fn() -> bool) -> Option<MutexGuard<'_, Runner>> {
+        lock_unless(&self.runner, give_up)
+    }
+
+    /// The stepper, unless `give_up` says so while another call has it.
+    pub(super) fn stepper_unless(&self, give_up: &dyn Fn() -> bool) -> Option<MutexGuard<'_, Stepper>> {
+        lock_unless(&self.stepper, give_up)
+    }
+
+    /// What rows cost.
+    pub(super) fn cost(&self) -> &Cost {
+        &self.cost
+    }
+
+    pub(super) fn alarm(&self) -> &Arc<Alarm> {
+        &self.alarm
+    }
+
+    /// Cancels every sequence of the model, as [`super::Canceller::cancel`] does one. Any thread.
+    pub fn cancel(&self) {
+        self.alarm.cancel_all();
     }
 }

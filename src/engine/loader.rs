@@ -3,6 +3,7 @@
 //! Whoever drives it decides how much each step may do and looks at clock and cancel flag in between; dropping it at any point
 //! frees everything. Headers, the tokenizer and the programs are each made in one piece.
 
+use super::cost::Cost;
 use super::info::Info;
 use super::load::Engine;
 use super::making::Making;
@@ -10,7 +11,8 @@ use super::pack::{self, Supply};
 use super::plan::Plan;
 use super::preflight;
 use super::prepare::Prepared;
-use super::runner::Runner;
+use super::runner::{Runner, Shape};
+use super::scheduler::Stepper;
 use super::synthetic::Random;
 use super::vocabulary;
 use crate::backend::cpu::pool::{Pool, available_threads};
@@ -162,7 +164,9 @@ impl Weights {
         let dims = prepared.model.dims();
         let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, dims.vocab)?);
         let zero = states.zero()?;
-        let runner = Mutex::new(Runner::new(&prepared, states.layout().slots())?);
+        let encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
+        let runner = Mutex::new(Runner::new(&prepared, &Shape::ALL, encoder, states.layout().slots())?);
+        let stepper = Mutex::new(Stepper::new(Runner::new(&prepared, &Shape::STEPS, None, states.layout().slots())?));
         let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
         let template = match &tokenizer {
             Ok(tokenizer) => vocabulary::template(tokenizer),
@@ -171,7 +175,13 @@ impl Weights {
         let real = prepared.declarations.weights.iter().filter(|w| !matches!(w.source, Source::Constant(_)));
         let info = Info {
             model_type: prepared.model_type.clone(),
-            architecture: prepared.checkpoint.config().get("architectures").and_then(|a| a.get(0)).and_then(|a| a.as_str()).map(str::to_string),
+            architecture: prepared
+                .checkpoint
+                .config()
+                .get("architectures")
+                .and_then(|a| a.get(0))
+                .and_then(|a| a.as_str())
+                .map(str::to_string),
             parameters: real.map(WeightSpec::elements).sum(),
             layers: dims.layers,
             hidden: dims.hidden,
@@ -185,6 +195,7 @@ impl Weights {
             end_tokens,
             drafts: prepared.drafts.clone(),
         };
-        Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, pools, states, zero, tokenizer, template }))
+        let (alarm, cost) = (Arc::default(), Cost::default());
+        Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, stepper, alarm, cost, pools, states, zero, tokenizer, template }))
     }
 }

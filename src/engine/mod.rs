@@ -1,10 +1,12 @@
 //! The engine: loads a checkpoint, plans memory, runs sequences.
 //!
 //! [`Engine`] is the loaded model, immutable and shared; [`Sequence`] is one timeline of tokens with its state. [`forward`]
-//! computes one more token for each of several sequences in one pass; [`beam`] searches for the likeliest continuations. Models that
-//! translate read their source first, by [`Sequence::encode`].
+//! computes one more token for each of several sequences in one pass; [`step`] does as much of any work as fits a budget of time;
+//! [`beam`] searches for the likeliest continuations. Models that translate read their source first, by [`Sequence::encode`].
 
 mod beam;
+mod cancel;
+mod cost;
 mod encode;
 mod explain;
 mod forward;
@@ -18,13 +20,16 @@ mod plan;
 mod precision;
 mod preflight;
 mod prepare;
+mod queue;
 mod runner;
+mod scheduler;
 mod sequence;
 mod snapshot;
 mod synthetic;
 mod vocabulary;
 
 pub use beam::{BeamOptions, Hypothesis, beam};
+pub use cancel::Canceller;
 pub use explain::{Bodies, Captured, explain};
 pub use forward::forward;
 pub use generate::{Chooser, decode_step};
@@ -33,5 +38,6 @@ pub use load::{Engine, load, load_from};
 pub use loader::{Loader, Progress};
 pub use plan::{Plan, plan};
 pub use precision::{Scheduled, precision};
+pub use scheduler::{StepState, Stepped, step, step_estimate};
 pub use sequence::{Mark, Sequence, SequenceOptions};
 pub use snapshot::Snapshot;

@@ -4,13 +4,13 @@ use super::prepare::layout_for;
 use super::synthetic::Random;
 use crate::backend::cpu::pack::{CodeRow, LANES, Layout, Packed};
 use crate::backend::cpu::pool::Pool;
-use crate::{bail, ensure};
 use crate::error::{Error, Kind, Result, vec_filled};
 use crate::ops::{ExpertCache, PagedExperts, PanelSource, StoredRows, Weight};
 use crate::options::Compute;
 use crate::quant::{self, Unpacked};
 use crate::tensor::DType;
 use crate::weights::{Checkpoint, CodeForm, Form, Part, Pick, Role, Source, Stored, WeightSpec};
+use crate::{bail, ensure};
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -148,7 +148,9 @@ impl Packing {
         };
         let part = tensor.as_ref().map_or_else(|| part.clone(), |stored| oriented(part, stored));
         let columns = match (&tensor, part.pick) {
-            (Some(stored), Pick::Transposed { of, index, from, .. }) => Some(columns(stored, &part, of[2], index * of[1] + from, cols, pool)?),
+            (Some(stored), Pick::Transposed { of, index, from, .. }) => {
+                Some(columns(stored, &part, of[2], index * of[1] + from, cols, pool)?)
+            }
             _ => None,
         };
         Ok(Packing { packed, tensor, part, columns, panels: 0 })
@@ -252,7 +254,9 @@ pub(super) fn pageable(checkpoint: &Checkpoint, spec: &WeightSpec) -> Result<boo
         return Ok(false);
     }
     for part in spec.parts() {
-        if matches!(part.pick, Pick::Transposed { .. }) && matches!(oriented(part, &find(checkpoint, &part.tensor)?).pick, Pick::Transposed { .. }) {
+        if matches!(part.pick, Pick::Transposed { .. })
+            && matches!(oriented(part, &find(checkpoint, &part.tensor)?).pick, Pick::Transposed { .. })
+        {
             return Ok(false);
         }
     }
@@ -344,7 +348,15 @@ fn columns(tensor: &Stored, part: &Part, width: usize, start: usize, cols: usize
 }
 
 /// Fills one panel from stored rows.
-fn fill(stored: &Stored, part: &Part, layout: Layout, cols: usize, rows: Range<usize>, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+fn fill(
+    stored: &Stored,
+    part: &Part,
+    layout: Layout,
+    cols: usize,
+    rows: Range<usize>,
+    panel: &mut [u8],
+    scratch: &mut Scratch,
+) -> Result<()> {
     match (stored.form(), layout) {
         // Asked for by a precision rule, not what the checkpoint's own codes become.
         (form, super::precision::Q8_0) if !layout_for(form, cols, Compute::Fast).is_ok_and(|own| own == layout) => {
@@ -353,7 +365,9 @@ fn fill(stored: &Stored, part: &Part, layout: Layout, cols: usize, rows: Range<u
             }
             fill_values(DType::Q8_0, layout, cols, rows.len(), panel, scratch)
         }
-        (Form::Plain(dtype), _) if layout.is_integer() || matches!((dtype, layout), (DType::BF16, Layout::Bf16) | (DType::F16, Layout::F16)) => {
+        (Form::Plain(dtype), _)
+            if layout.is_integer() || matches!((dtype, layout), (DType::BF16, Layout::Bf16) | (DType::F16, Layout::F16)) =>
+        {
             let row = |lane| if rows.start + lane < rows.end { stored.plain_row(part.stored(rows.start + lane), cols) } else { &[] };
             let stored: [&[u8]; LANES] = std::array::from_fn(row);
             fill_stored(dtype, layout, cols, &stored[..rows.len()], panel, scratch)
@@ -370,7 +384,16 @@ fn fill(stored: &Stored, part: &Part, layout: Layout, cols: usize, rows: Range<u
 }
 
 /// Fills one integer panel from rows whose codes and scales are tensors of their own.
-fn fill_codes(stored: &Stored, form: CodeForm, part: &Part, layout: Layout, cols: usize, rows: Range<usize>, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+fn fill_codes(
+    stored: &Stored,
+    form: CodeForm,
+    part: &Part,
+    layout: Layout,
+    cols: usize,
+    rows: Range<usize>,
+    panel: &mut [u8],
+    scratch: &mut Scratch,
+) -> Result<()> {
     let blocks = cols / form.block;
     let mins = if form.min { blocks } else { 0 };
     let codes = sized(&mut scratch.codes, rows.len() * cols)?;
@@ -379,7 +402,8 @@ fn fill_codes(stored: &Stored, form: CodeForm, part: &Part, layout: Layout, cols
     let mut gains = [1.0f32; LANES];
     for (lane, row) in rows.clone().enumerate() {
         let codes = &mut codes[lane * cols..][..cols];
-        gains[lane] = stored.code_row(part.stored(row), form, codes, &mut scale[lane * blocks..][..blocks], &mut min[lane * mins..][..mins])?;
+        gains[lane] =
+            stored.code_row(part.stored(row), form, codes, &mut scale[lane * blocks..][..blocks], &mut min[lane * mins..][..mins])?;
     }
     let row = |lane: usize| CodeRow {
         codes: &codes[lane * cols..][..cols],
@@ -501,7 +525,8 @@ mod tests {
         let turned = |e: usize| vec![Part::transposed("t", [2, 6, 32], e, 17).rows_from(4, 1).columns_from(2)];
         let rows = d.experts("rows", vec![slice(0), slice(1)], 32);
         let columns = d.experts("columns", vec![turned(0), turned(1)], 4);
-        let biases = d.vector_parts("biases", vec![Part::slice("b", [2, 6, 1], 1, 3).rows_from(1, 2), Part::slice("b", [2, 6, 1], 0, 2)], 0.5);
+        let biases =
+            d.vector_parts("biases", vec![Part::slice("b", [2, 6, 1], 1, 3).rows_from(1, 2), Part::slice("b", [2, 6, 1], 0, 2)], 0.5);
         let read = |id: crate::ops::WeightId| {
             let spec = &d.weights[id.0 as usize];
             let layouts = vec![Layout::F32; spec.parts().count()];

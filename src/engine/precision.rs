@@ -26,9 +26,9 @@ pub(super) fn place(tensor: &str) -> (Option<usize>, ModelPart) {
         ModelPart::Experts
     } else if ["gate", "router", "classifier", "shared_expert_gate"].contains(&module) {
         ModelPart::Router
-    } else if has(&["mixer"]) && ["up_proj", "down_proj"].contains(&module) {
-        ModelPart::Mlp
-    } else if has(&["mlp", "mlps", "feed_forward", "ffn", "shared_experts", "shared_expert", "block_sparse_moe", "fc1", "fc2"]) {
+    } else if has(&["mixer"]) && ["up_proj", "down_proj"].contains(&module)
+        || has(&["mlp", "mlps", "feed_forward", "ffn", "shared_experts", "shared_expert", "block_sparse_moe", "fc1", "fc2"])
+    {
         ModelPart::Mlp
     } else if has(&["self_attn", "encoder_attn", "attn", "attention", "linear_attn", "mixer", "conv"]) {
         ModelPart::Attention
@@ -50,7 +50,11 @@ pub(super) fn layout(schedule: &Precision, tensor: &str, own: Layout, cols: usiz
         DType::BF16 => Layout::Bf16,
         DType::F16 => Layout::F16,
         DType::Q8_0 => {
-            ensure!(cols.is_multiple_of(32), Unsupported, "{tensor}: a precision rule asks for Q8_0; rows of {cols} elements are no whole blocks of 32");
+            ensure!(
+                cols.is_multiple_of(32),
+                Unsupported,
+                "{tensor}: a precision rule asks for Q8_0; rows of {cols} elements are no whole blocks of 32"
+            );
             Q8_0
         }
         other => bail!(Internal, "{tensor}: no layout is known for {other}"),

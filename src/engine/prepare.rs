@@ -4,6 +4,7 @@ use super::plan::Plan;
 use super::preflight::{self, Class, Counts, Finding, report};
 use super::runner::Shape;
 use super::{pack, precision};
+use crate::backend::cpu::pack::{Layout, Packed};
 use crate::cache::{PagePool, StateLayout};
 use crate::circuit::{Circuit, Needs, Program, Tape, fuse, lower};
 use crate::error::{Error, Kind, Result};
@@ -15,7 +16,6 @@ use crate::options::{Compute, LoadOptions, Precision};
 use crate::tensor::DType;
 use crate::weights::{Checkpoint, CodeForm, Declarations, Form, Part, Pick, Role, Source, WeightSpec, regroup};
 use crate::{bail, ensure};
-use crate::backend::cpu::pack::{Layout, Packed};
 use std::cell::OnceCell;
 use std::path::Path;
 use std::sync::Arc;
@@ -105,14 +105,33 @@ impl Prepared {
         }
         let mut layouts = Vec::with_capacity(declarations.weights.len());
         if findings.iter().all(|finding| finding.class != Class::Quantisation) {
-            let choice = Choice { checkpoint: &checkpoint, config: &text, counts: &counts, compute, schedule: &schedule, options, root: Default::default() };
+            let choice = Choice {
+                checkpoint: &checkpoint,
+                config: &text,
+                counts: &counts,
+                compute,
+                schedule: &schedule,
+                options,
+                root: Default::default(),
+            };
             for spec in &declarations.weights {
                 layouts.push(choice.layouts(spec, &mut findings));
             }
         }
         match report(findings) {
             Some(e) => Err(e),
-            None => Ok(Prepared { checkpoint: Arc::new(checkpoint), model_type, model, declarations, layouts, drafts, compute, context, expert_budget, options: options.clone() }),
+            None => Ok(Prepared {
+                checkpoint: Arc::new(checkpoint),
+                model_type,
+                model,
+                declarations,
+                layouts,
+                drafts,
+                compute,
+                context,
+                expert_budget,
+                options: options.clone(),
+            }),
         }
     }
 
@@ -174,13 +193,11 @@ impl Prepared {
         let weights = weights.saturating_add(paged.min(self.expert_budget.unwrap_or(0)));
         let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences));
         let kv = pools.fold(0, u64::saturating_add);
-        let mut scratch = 0;
-        for shape in Shape::ALL {
-            scratch = scratch.max(self.program(shape, false, &[])?.0.workspace_bytes() as u64);
-        }
-        if let Some((encoder, _)) = self.encoder_program(self.context, &[])? {
-            scratch = scratch.max(encoder.workspace_bytes() as u64);
-        }
+        // Blocking calls and steps each have a workspace, as large as their largest program needs.
+        let bytes = |shape: Shape| -> Result<u64> { Ok(self.program(shape, false, &[])?.0.workspace_bytes() as u64) };
+        let small = bytes(Shape::ALL[0])?.max(bytes(Shape::ALL[1])?);
+        let encoder = self.encoder_program(self.context, &[])?.map_or(0, |(encoder, _)| encoder.workspace_bytes() as u64);
+        let scratch = bytes(Shape::ALL[2])?.max(small).max(encoder) + bytes(Shape::STEPS[2])?.max(small);
         // Each sequence has a committed and a spare state, and all share the one before any token.
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
         let states = (sequences as u64).saturating_mul(2).saturating_add(1).saturating_mul(4);
@@ -198,7 +215,9 @@ impl Prepared {
 pub(super) fn compiled(circuit: Circuit, shape: Shape, keep: &[&str]) -> Result<(Program, Vec<Value>)> {
     let mut values = Vec::with_capacity(keep.len());
     for name in keep {
-        let found = circuit.named(name).ok_or_else(|| Error::new(Kind::NotFound, format!("no tensor is named {name:?} in this circuit")).named(*name))?;
+        let found = circuit
+            .named(name)
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("no tensor is named {name:?} in this circuit")).named(*name))?;
         values.push(found);
     }
     Ok((Program::new(circuit, shape.rows, shape.sequences, &values)?, values))
@@ -243,7 +262,10 @@ impl Choice<'_> {
             }
         }
         for part in spec.parts() {
-            match self.checked(spec, part).and_then(|(form, pick)| self.layout(spec, part, form, pick).map_err(|e| preflight::unusable(part, e))) {
+            match self
+                .checked(spec, part)
+                .and_then(|(form, pick)| self.layout(spec, part, form, pick).map_err(|e| preflight::unusable(part, e)))
+            {
                 Ok(layout) => layouts.extend(layout),
                 Err(finding) if finding.class == Class::Missing && self.counts.covers(&part.tensor) => {}
                 Err(finding) => findings.push(finding),

@@ -1,13 +1,13 @@
 //! Programs of a loaded model by batch shape, and the workspace they share.
 
+use super::load::Engine;
 use super::prepare::Prepared;
-use crate::backend::cpu::pool::Pool;
-use crate::circuit::{Program, Workspace};
+use crate::backend::cpu::pause::Control;
+use crate::circuit::{Outcome, Program, Progress, Workspace};
 use crate::error::Result;
-use crate::ops::{Batch, KvPages, Segment, StatePointers, Weight};
+use crate::ops::{Batch, KvPages, Segment, StatePointers};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// Most rows and sequences of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +18,10 @@ pub(super) struct Shape {
 
 impl Shape {
     /// One token of one sequence; one token of each of a few; a slice of a prompt.
-    pub const ALL: [Shape; 3] =
-        [Shape { rows: 1, sequences: 1 }, Shape { rows: 16, sequences: 16 }, Shape { rows: 256, sequences: 16 }];
+    pub const ALL: [Shape; 3] = [Shape { rows: 1, sequences: 1 }, Shape { rows: 16, sequences: 16 }, Shape { rows: 256, sequences: 16 }];
+
+    /// Batches of bounded work: small enough that a prompt's slice is soon there to keep.
+    pub const STEPS: [Shape; 3] = [Shape { rows: 1, sequences: 1 }, Shape { rows: 16, sequences: 16 }, Shape { rows: 64, sequences: 16 }];
 
     /// Most rows of any batch.
     pub const MOST_ROWS: usize = Shape::ALL[2].rows;
@@ -27,13 +29,14 @@ impl Shape {
     pub const MOST_SEQUENCES: usize = Shape::ALL[2].sequences;
 }
 
-/// The programs and their memory. One batch runs at a time.
+/// The programs and their memory. One batch runs at a time; it may leave off and go on later.
 pub(super) struct Runner {
     programs: Vec<(Shape, Program)>,
     /// Over a source, where the model reads one.
     encoder: Option<Program>,
     workspace: Workspace,
     batch: Batch,
+    progress: Progress,
 }
 
 /// Tokens to append to one sequence, its pages by key/value state, and its recurrent state.
@@ -47,30 +50,36 @@ pub(super) struct Work<'a> {
 }
 
 impl Runner {
-    /// `slots` says where each recurrent slot lies in a sequence's state.
-    pub fn new(prepared: &Prepared, slots: &Arc<[Range<usize>]>) -> Result<Runner> {
-        let mut programs = Vec::with_capacity(Shape::ALL.len());
-        for shape in Shape::ALL {
+    /// Programs for batches of `shapes`, smallest first. `slots` says where each recurrent slot lies in a sequence's state.
+    pub fn new(prepared: &Prepared, shapes: &[Shape], encoder: Option<Program>, slots: &Arc<[Range<usize>]>) -> Result<Runner> {
+        let mut programs = Vec::with_capacity(shapes.len());
+        for &shape in shapes {
             programs.push((shape, prepared.program(shape, false, &[])?.0));
         }
-        let encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
         let bytes = programs.iter().map(|(_, p)| p).chain(&encoder).map(Program::workspace_bytes).max().unwrap_or(0);
-        Ok(Runner { programs, encoder, workspace: Workspace::new(bytes)?, batch: Batch { slots: Arc::clone(slots), ..Batch::default() } })
+        let batch = Batch { slots: Arc::clone(slots), ..Batch::default() };
+        Ok(Runner { programs, encoder, workspace: Workspace::new(bytes)?, batch, progress: Progress::default() })
     }
 
-    /// Runs one batch; false where it was stopped. Rows of logits are read with [`Runner::logits`].
-    pub fn run(&mut self, work: &[Work<'_>], weights: &[Weight], pool: &Pool, stop: &AtomicBool) -> Result<bool> {
+    /// Begins a batch; one that was under way is forgotten.
+    pub fn begin(&mut self) {
+        self.progress.restart();
+    }
+
+    /// Runs a batch that was begun, from its start or from where it left off; `work` is the same each time. Once it is done,
+    /// rows of logits are read with [`Runner::logits`].
+    pub fn run(&mut self, work: &[Work<'_>], engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         fill(&mut self.batch, work);
         let (rows, sequences) = (self.batch.tokens.len(), work.len());
         let (_, program) = pick(&self.programs, rows, sequences);
-        program.run(pool, &mut self.workspace, &self.batch, weights, stop)
+        program.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
     }
 
-    /// Reads a source; false where it was stopped.
-    pub fn encode(&mut self, work: &Work<'_>, weights: &[Weight], pool: &Pool, stop: &AtomicBool) -> Result<bool> {
+    /// As [`Runner::run`], for a source.
+    pub fn encode(&mut self, work: &Work<'_>, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(encoder) = &self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
         fill(&mut self.batch, std::slice::from_ref(work));
-        encoder.run(pool, &mut self.workspace, &self.batch, weights, stop)
+        encoder.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
     }
 
     /// Copies the logits of the last batch's sequence `index`.

@@ -3,8 +3,10 @@
 //! What came before can be had again exactly, or the call is refused and nothing changes: [`Sequence::mark`] and
 //! [`Sequence::rollback`] within the timeline, [`Sequence::fork`] for a second one, [`super::Snapshot`] for keeping.
 
+use super::cancel::Canceller;
 use super::forward::{append, recompute};
 use super::load::Engine;
+use super::queue::Queue;
 use crate::cache::{LayerPages, SequenceState, State};
 use crate::error::{Error, Kind, Result, vec_with_capacity};
 use crate::ops::KvPages;
@@ -48,6 +50,8 @@ pub struct Sequence {
     /// In order of position. Keys and values of positions before a mark are never rewritten, so a state is all it keeps.
     marks: Vec<(Mark, Arc<State>)>,
     capacity: usize,
+    pub(super) queue: Queue,
+    canceller: Arc<Canceller>,
 }
 
 impl Sequence {
@@ -56,9 +60,12 @@ impl Sequence {
         let limit = engine.info().context;
         let capacity = if options.context == 0 { limit } else { options.context };
         if capacity > limit {
-            return Err(Error::new(Kind::LimitExceeded, format!("a sequence of {capacity} tokens was asked for; the model was loaded for {limit}"))
-                .named("context")
-                .sizes(capacity as u64, limit as u64));
+            return Err(Error::new(
+                Kind::LimitExceeded,
+                format!("a sequence of {capacity} tokens was asked for; the model was loaded for {limit}"),
+            )
+            .named("context")
+            .sizes(capacity as u64, limit as u64));
         }
         let pages = engine.pools().iter().map(|pool| LayerPages::new(pool, capacity)).collect::<Result<_>>()?;
         let (pool, zero) = engine.states();
@@ -73,7 +80,14 @@ impl Sequence {
             state,
             marks: Vec::new(),
             capacity,
+            queue: Queue::default(),
+            canceller: Canceller::new(engine.alarm()),
         })
+    }
+
+    /// Cancels what this sequence is doing, from any thread.
+    pub fn canceller(&self) -> &Arc<Canceller> {
+        &self.canceller
     }
 
     /// Tokens it holds.
@@ -194,6 +208,8 @@ impl Sequence {
         self.tokens.extend_from_slice(tokens);
         self.pages = pages;
         self.source = source;
+        // A step that is under way may have pages past the end.
+        self.own_pages().for_each(|pages| pages.truncate(tokens.len()));
         self.marks.clear();
         self.state.set(state);
         Ok(())
@@ -208,6 +224,7 @@ impl Sequence {
             }
         }
         self.source = len;
+        self.state.renew();
         self.marks.clear();
     }
 
@@ -218,6 +235,8 @@ impl Sequence {
 
     /// Forgets tokens past `len`; pages past it go back.
     pub(super) fn drop_to(&mut self, len: usize) {
+        // A step that is under way may have written to them.
+        self.state.renew();
         self.tokens.truncate(len);
         self.own_pages().for_each(|pages| pages.truncate(len));
         self.marks.retain(|(mark, _)| mark.len <= len);

@@ -23,7 +23,10 @@ impl Sequence {
     pub fn snapshot(&self) -> Result<Snapshot> {
         let mut tokens = vec_with_capacity(self.len(), "a snapshot's tokens")?;
         tokens.extend_from_slice(&self.tokens);
-        let pages = self.pages.iter().map(|pages| pages.fork(self.len())).collect::<Result<_>>()?;
+        let mut pages: Vec<LayerPages> = self.pages.iter().map(|pages| pages.fork(self.len())).collect::<Result<_>>()?;
+        // A step that is under way may have pages past the end.
+        let own = pages.iter_mut().zip(self.engine().of_source()).filter(|(_, of_source)| !**of_source);
+        own.for_each(|(pages, _)| pages.truncate(self.len()));
         Ok(Snapshot { engine: Arc::clone(self.engine()), tokens, source: self.source(), pages, state: self.state.share() })
     }
 
@@ -71,7 +74,12 @@ impl Snapshot {
     pub fn from_bytes(engine: &Arc<Engine>, bytes: &[u8]) -> Result<Snapshot> {
         let Some((body, sum)) = bytes.split_last_chunk::<8>() else { bail!(CorruptFile, "snapshot: {} bytes are too few", bytes.len()) };
         ensure!(body.starts_with(MAGIC), CorruptFile, "snapshot: does not begin with {:?}", String::from_utf8_lossy(MAGIC));
-        ensure!(checksum(body) == u64::from_le_bytes(*sum), CorruptFile, "snapshot: the checksum of {} bytes is not the one at their end", body.len());
+        ensure!(
+            checksum(body) == u64::from_le_bytes(*sum),
+            CorruptFile,
+            "snapshot: the checksum of {} bytes is not the one at their end",
+            body.len()
+        );
         let mut rest = Reader { bytes: body, at: MAGIC.len() };
         ensure!(
             u64::from_le_bytes(*rest.chunk()?) == fingerprint(engine)?,
@@ -113,7 +121,8 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn take(&mut self, n: usize) -> Result<&'a [u8]> {
         let taken = self.bytes.get(self.at..).and_then(|rest| rest.get(..n)).ok_or_else(|| {
-            Error::new(Kind::CorruptFile, format!("snapshot: {n} bytes at {} are past its end at {}", self.at, self.bytes.len())).at(self.at as u64)
+            Error::new(Kind::CorruptFile, format!("snapshot: {n} bytes at {} are past its end at {}", self.at, self.bytes.len()))
+                .at(self.at as u64)
         })?;
         self.at += n;
         Ok(taken)
@@ -128,13 +137,16 @@ impl<'a> Reader<'a> {
 fn checksum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks();
     let words = words.iter().map(|word| u64::from_le_bytes(*word));
-    words.chain(rest.iter().map(|b| u64::from(*b))).fold(0xcbf2_9ce4_8422_2325, |sum: u64, word| (sum ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23))
+    words
+        .chain(rest.iter().map(|b| u64::from(*b)))
+        .fold(0xcbf2_9ce4_8422_2325, |sum: u64, word| (sum ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23))
 }
 
 /// What must be the same for a state to fit: the model's shapes, how it computes, and the first row of each weight.
 fn fingerprint(engine: &Engine) -> Result<u64> {
     let declared = &engine.prepared.declarations;
-    let mut text = format!("{} {:?} {PAGE} {:?} {:?}", engine.info().model_type, engine.prepared.compute, declared.kv, declared.slots).into_bytes();
+    let mut text =
+        format!("{} {:?} {PAGE} {:?} {:?}", engine.info().model_type, engine.prepared.compute, declared.kv, declared.slots).into_bytes();
     let mut row = Vec::new();
     for (spec, weight) in declared.weights.iter().zip(engine.weights()) {
         text.extend_from_slice(format!("{} {} {}", spec.name, spec.rows, spec.cols).as_bytes());

@@ -22,7 +22,9 @@ pub(super) fn open(checkpoint: &Checkpoint) -> (Result<Arc<Tokenizer>>, Vec<i32>
         None => match checkpoint.folder().map(Tokenizer::from_folder) {
             Some(Ok(Some(tokenizer))) => Ok(tokenizer),
             Some(Err(e)) => Err(e),
-            Some(Ok(None)) | None => Err(Error::new(Kind::NotFound, "the checkpoint has no tokenizer.json; token ids still work").named("tokenizer.json")),
+            Some(Ok(None)) | None => {
+                Err(Error::new(Kind::NotFound, "the checkpoint has no tokenizer.json; token ids still work").named("tokenizer.json"))
+            }
         },
     };
     if let Ok(tokenizer) = &tokenizer {

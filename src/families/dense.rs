@@ -2,7 +2,9 @@
 //! biases on q, k, v, Qwen 3 norms on queries and keys, SmolLM3 layers without rotation.
 
 use crate::error::Result;
-use crate::layers::{Attention, AttentionDims, Block, Config, FeedForward, GatedMlp, HeadGating, QkNorm, RmsNorm, RopeParameters, Ropes, Values};
+use crate::layers::{
+    Attention, AttentionDims, Block, Config, FeedForward, GatedMlp, HeadGating, QkNorm, RmsNorm, RopeParameters, Ropes, Values,
+};
 use crate::model::{Build, Decoder, Dims, Head, Model, TransformerLayer};
 use crate::ops::Activation;
 use crate::weights::Declarations;
@@ -40,12 +42,20 @@ impl Common {
             None => {
                 // Latent attention has head sizes of its own.
                 let needed = c.get("kv_lora_rank").is_none();
-                ensure!(!needed || hidden.is_multiple_of(heads), Mismatch, "config.json: hidden_size {hidden} does not split into {heads} heads, and head_dim is absent");
+                ensure!(
+                    !needed || hidden.is_multiple_of(heads),
+                    Mismatch,
+                    "config.json: hidden_size {hidden} does not split into {heads} heads, and head_dim is absent"
+                );
                 hidden / heads
             }
         };
         let kv_heads = c.usize_or("num_key_value_heads", heads)?;
-        ensure!(heads.is_multiple_of(kv_heads), Mismatch, "config.json: {heads} query heads do not share {kv_heads} key/value heads evenly");
+        ensure!(
+            heads.is_multiple_of(kv_heads),
+            Mismatch,
+            "config.json: {heads} query heads do not share {kv_heads} key/value heads evenly"
+        );
         let act = match c.opt_str("hidden_act")?.or(c.opt_str("hidden_activation")?).unwrap_or("silu") {
             "silu" | "swish" => Activation::Silu,
             "gelu_pytorch_tanh" | "gelu_new" => Activation::GeluTanh,
@@ -96,7 +106,13 @@ impl Common {
     }
 
     /// Layer `i` as Llama arranges it: norms before attention and before the feed-forward.
-    pub(super) fn pre_norm<M: FeedForward + 'static>(&self, d: &mut Declarations, i: usize, dims: AttentionDims, mlp: M) -> Box<dyn TransformerLayer> {
+    pub(super) fn pre_norm<M: FeedForward + 'static>(
+        &self,
+        d: &mut Declarations,
+        i: usize,
+        dims: AttentionDims,
+        mlp: M,
+    ) -> Box<dyn TransformerLayer> {
         let norm = |d: &mut Declarations, part: &str| Some(RmsNorm::new(d, &self.name(i, part), self.hidden, self.eps, 0.0));
         Box::new(Block {
             attention_pre: norm(d, "input_layernorm"),
@@ -258,7 +274,13 @@ pub(super) fn smollm3(c: &Config<'_>, b: &Build, d: &mut Declarations) -> Result
     let bias = c.bool_or("attention_bias", false)?;
     let rotates = match c.opt_numbers("no_rope_layers")? {
         Some(list) => {
-            ensure!(list.len() == common.layers, Mismatch, "config.json: no_rope_layers lists {} layers of {}", list.len(), common.layers);
+            ensure!(
+                list.len() == common.layers,
+                Mismatch,
+                "config.json: no_rope_layers lists {} layers, num_hidden_layers is {}",
+                list.len(),
+                common.layers
+            );
             list.iter().map(|&n| n != 0.0).collect()
         }
         None => {

@@ -53,7 +53,13 @@ mod tests {
     #[test]
     fn only_encoders_need_a_prompt_whole() {
         assert!(facts("nllb").whole_prompt && facts("m2m_100").whole_prompt);
-        assert!(super::super::FAMILIES.iter().flat_map(|f| f.names).filter(|n| !n.starts_with("nllb") && !n.starts_with("m2m")).all(|n| !facts(n).whole_prompt));
+        assert!(
+            super::super::FAMILIES
+                .iter()
+                .flat_map(|f| f.names)
+                .filter(|n| !n.starts_with("nllb") && !n.starts_with("m2m"))
+                .all(|n| !facts(n).whole_prompt)
+        );
     }
 
     #[test]

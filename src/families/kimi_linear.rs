@@ -4,7 +4,9 @@
 use super::dense::Common;
 use super::sizes_picking;
 use crate::error::Result;
-use crate::layers::{Block, Config, Experts, FeedForward, GatedMlp, Kda, KdaDims, Linear, Mixer, Mla, MlaDims, Moe, RmsNorm, RopeParameters, Ropes, Router};
+use crate::layers::{
+    Block, Config, Experts, FeedForward, GatedMlp, Kda, KdaDims, Linear, Mixer, Mla, MlaDims, Moe, RmsNorm, RopeParameters, Ropes, Router,
+};
 use crate::model::{Build, Model, TransformerLayer};
 use crate::ops::{Groups, RopeStyle};
 use crate::weights::Declarations;
@@ -71,7 +73,12 @@ fn attention_layers(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
 fn experts(c: &Config<'_>, d: &mut Declarations, common: &Common, i: usize) -> Result<Moe> {
     let dims = sizes_picking(c, common, "num_experts", "moe_intermediate_size", "num_experts_per_token")?;
     let (count, keep) = (c.usize_or("num_expert_group", 1)?, c.usize_or("topk_group", 1)?);
-    ensure!(dims.count.is_multiple_of(count), Mismatch, "config.json: {} experts do not split into {count} groups (num_expert_group)", dims.count);
+    ensure!(
+        dims.count.is_multiple_of(count),
+        Mismatch,
+        "config.json: {} experts do not split into {count} groups (num_expert_group)",
+        dims.count
+    );
     let part = |p: &str| common.name(i, &format!("block_sparse_moe.{p}"));
     let gate = Linear::new(d, &part("gate"), dims.count, common.hidden, false);
     let correction = d.vector(&part("gate.e_score_correction_bias"), dims.count, 0.0);
@@ -81,9 +88,8 @@ fn experts(c: &Config<'_>, d: &mut Declarations, common: &Common, i: usize) -> R
         ..Router::sigmoid(gate, Some(correction), dims.top_k, c.f64_or("routed_scaling_factor", 1.0)? as f32)
     };
     let experts = Experts::separate(d, &part("experts"), Some("w1"), "w3", "w2", dims);
-    let shared = c.count("num_shared_experts")?.map(|n| {
-        GatedMlp::new(d, &part("shared_experts"), common.hidden, n * dims.inner, common.act, false)
-    });
+    let shared =
+        c.count("num_shared_experts")?.map(|n| GatedMlp::new(d, &part("shared_experts"), common.hidden, n * dims.inner, common.act, false));
     Ok(Moe { shared, ..Moe::new(router, experts) })
 }
 

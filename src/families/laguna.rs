@@ -20,12 +20,13 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
     let heads = heads(c, &common)?;
     let windows = windows(c, common.layers, |_| Ok(None))?;
     let dense = dense_layers(c, &common)?;
-    let gating = match c.get("gating").and_then(|v| v.as_str().map_or_else(|| v.as_bool().map(|b| if b { "per-head" } else { "none" }), Some)) {
-        None | Some("per-head") => HeadGating::PerHead(Activation::Softplus),
-        Some("per-element") => HeadGating::PerElement(Activation::Softplus),
-        Some("none") => HeadGating::No,
-        Some(other) => bail!(Unsupported, "config.json: gating is {other:?}; known: true, per-head, per-element"),
-    };
+    let gating =
+        match c.get("gating").and_then(|v| v.as_str().map_or_else(|| v.as_bool().map(|b| if b { "per-head" } else { "none" }), Some)) {
+            None | Some("per-head") => HeadGating::PerHead(Activation::Softplus),
+            Some("per-element") => HeadGating::PerElement(Activation::Softplus),
+            Some("none") => HeadGating::No,
+            Some(other) => bail!(Unsupported, "config.json: gating is {other:?}; known: true, per-head, per-element"),
+        };
     let dims = sizes(c, &common, "num_experts", "moe_intermediate_size")?;
     let shared_inner = c.usize_or("shared_expert_intermediate_size", dims.inner)?;
     let normalize = c.bool_or("norm_topk_prob", true)?;
@@ -65,7 +66,13 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
 /// Query heads of each layer.
 fn heads(c: &Config<'_>, common: &Common) -> Result<Vec<usize>> {
     let Some(list) = c.opt_numbers("num_attention_heads_per_layer")? else { return Ok(vec![common.heads; common.layers]) };
-    ensure!(list.len() == common.layers, Mismatch, "config.json: num_attention_heads_per_layer lists {} layers of {}", list.len(), common.layers);
+    ensure!(
+        list.len() == common.layers,
+        Mismatch,
+        "config.json: num_attention_heads_per_layer lists {} layers, num_hidden_layers is {}",
+        list.len(),
+        common.layers
+    );
     let heads: Vec<usize> = list.iter().map(|n| *n as usize).collect();
     for (i, &n) in heads.iter().enumerate() {
         ensure!(

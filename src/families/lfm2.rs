@@ -3,7 +3,9 @@
 
 use super::dense::Common;
 use crate::error::Result;
-use crate::layers::{Attention, AttentionDims, AttentionNames, Block, Config, GatedMlp, Mixer, QkNorm, RmsNorm, RopeParameters, Ropes, ShortConv};
+use crate::layers::{
+    Attention, AttentionDims, AttentionNames, Block, Config, GatedMlp, Mixer, QkNorm, RmsNorm, RopeParameters, Ropes, ShortConv,
+};
 use crate::model::{Build, Decoder, Dims, Head, Model, TransformerLayer};
 use crate::weights::Declarations;
 use crate::{bail, ensure};

@@ -17,7 +17,11 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
     }
     c.only("scoring_func", &["sigmoid", "softmax"])?;
     c.only("qk_norm_type", &["per_layer"])?;
-    ensure!(c.count("shared_intermediate_size")?.is_none(), Unsupported, "config.json: shared_intermediate_size is not 0; shared experts are not known here");
+    ensure!(
+        c.count("shared_intermediate_size")?.is_none(),
+        Unsupported,
+        "config.json: shared_intermediate_size is not 0; shared experts are not known here"
+    );
     let scoring = if c.opt_str("scoring_func")? == Some("softmax") { Scoring::Softmax } else { Scoring::Sigmoid };
     let qk_norm = if c.bool_or("use_qk_norm", true)? { QkNorm::Whole(common.eps) } else { QkNorm::No };
     let corrected = c.bool_or("use_routing_bias", true)?;

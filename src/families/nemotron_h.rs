@@ -164,7 +164,9 @@ fn plan(c: &Config<'_>) -> Result<Vec<(Does, Option<Value>)>> {
             .iter()
             .enumerate()
             .map(|(i, block)| {
-                let entries = block.as_object().ok_or_else(|| Error::new(Kind::CorruptFile, format!("config.json: block_configs[{i}] is no object")))?;
+                let entries = block
+                    .as_object()
+                    .ok_or_else(|| Error::new(Kind::CorruptFile, format!("config.json: block_configs[{i}] is no object")))?;
                 let kind = entries.get("block_type").and_then(Value::as_str).ok_or_else(|| {
                     Error::new(Kind::CorruptFile, format!("config.json: block_configs[{i}] has no block_type")).named("block_type")
                 })?;
@@ -175,7 +177,10 @@ fn plan(c: &Config<'_>) -> Result<Vec<(Does, Option<Value>)>> {
     let kinds: Vec<String> = match (c.opt_list("layers_block_type")?, c.opt_str("hybrid_override_pattern")?) {
         (Some(list), _) => list.iter().map(|v| v.as_str().unwrap_or("").to_string()).collect(),
         (None, Some(pattern)) => pattern.chars().map(String::from).collect(),
-        (None, None) => bail!(Mismatch, "config.json: found no hybrid_override_pattern, layers_block_type or block_configs; one says what each layer does"),
+        (None, None) => bail!(
+            Mismatch,
+            "config.json: found no hybrid_override_pattern, layers_block_type or block_configs; one says what each layer does"
+        ),
     };
     ensure!(!kinds.is_empty(), CorruptFile, "config.json: the list of layers is empty");
     if let Some(layers) = c.count("num_hidden_layers")? {

@@ -5,7 +5,10 @@
 //! token's id; there is no limit to them but the trained length.
 
 use crate::error::Result;
-use crate::layers::{Attention, AttentionDims, AttentionNames, Config, CrossAttention, EncoderAttention, GatedMlp, HeadGating, LayerNorm, QkNorm, SourceAttentionDims, Values};
+use crate::layers::{
+    Attention, AttentionDims, AttentionNames, Config, CrossAttention, EncoderAttention, GatedMlp, HeadGating, LayerNorm, QkNorm,
+    SourceAttentionDims, Values,
+};
 use crate::model::{Build, DecoderLayer, Dims, EncoderLayer, Head, Model, Translator};
 use crate::ops::Activation;
 use crate::weights::Declarations;
@@ -33,7 +36,11 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
     let (vocab, hidden) = (c.usize("vocab_size")?, c.usize("d_model")?);
     let heads = |side: &str| -> Result<usize> {
         let heads = c.usize(&format!("{side}_attention_heads"))?;
-        ensure!(hidden.is_multiple_of(heads), Mismatch, "config.json: d_model {hidden} does not split into {heads} heads ({side}_attention_heads)");
+        ensure!(
+            hidden.is_multiple_of(heads),
+            Mismatch,
+            "config.json: d_model {hidden} does not split into {heads} heads ({side}_attention_heads)"
+        );
         Ok(heads)
     };
     ensure!((4..=1 << 20).contains(&hidden), Unsupported, "config.json: d_model is {hidden}; 4 to 2^20 are possible");

@@ -38,7 +38,14 @@ fn theta(c: &Config<'_>) -> Result<f64> {
 }
 
 /// `plan` has each layer's window and rotary table.
-fn build(c: &Config<'_>, b: &Build, d: &mut Declarations, common: Common, ropes: Ropes, plan: &[(Option<usize>, usize)]) -> Result<Box<dyn Model>> {
+fn build(
+    c: &Config<'_>,
+    b: &Build,
+    d: &mut Declarations,
+    common: Common,
+    ropes: Ropes,
+    plan: &[(Option<usize>, usize)],
+) -> Result<Box<dyn Model>> {
     let bias = c.bool_or("attention_bias", false)?;
     let layers = plan
         .iter()

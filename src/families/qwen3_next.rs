@@ -6,8 +6,8 @@ use super::facts::facts;
 use super::sizes;
 use crate::error::Result;
 use crate::layers::{
-    Attention, AttentionDims, Block, Config, DeltaNet, DeltaNetDims, DeltaNetTensors, ExpertDims, Experts, FeedForward, GatedMlp, HeadGating, Linear,
-    Mixer, Moe, QkNorm, RmsNorm, RopeParameters, Ropes, Router, Stacking,
+    Attention, AttentionDims, Block, Config, DeltaNet, DeltaNetDims, DeltaNetTensors, ExpertDims, Experts, FeedForward, GatedMlp,
+    HeadGating, Linear, Mixer, Moe, QkNorm, RmsNorm, RopeParameters, Ropes, Router, Stacking,
 };
 use crate::model::{Build, Model, TransformerLayer};
 use crate::ops::Activation;

@@ -12,8 +12,9 @@ use super::sizes;
 use crate::circuit::Tape;
 use crate::error::Result;
 use crate::layers::{
-    Attention, AttentionDims, Config, DeltaNet, DeltaNetDims, DeltaNetTensors, FeedForward, GatedMlp, GatedSite, GatedStreamDims, HeadGating, IndexedAttention,
-    IndexedAttentionDims, Linear, Mixer, Moe, NgramMemory, NgramMemoryDims, QkNorm, RopeParameters, Ropes, Router, Streams, unused_primes,
+    Attention, AttentionDims, Config, DeltaNet, DeltaNetDims, DeltaNetTensors, FeedForward, GatedMlp, GatedSite, GatedStreamDims,
+    HeadGating, IndexedAttention, IndexedAttentionDims, Linear, Mixer, Moe, NgramMemory, NgramMemoryDims, QkNorm, RopeParameters, Ropes,
+    Router, Streams, unused_primes,
 };
 use crate::model::{Build, Carry, Dims, Head, Model, StreamDecoder, StreamEnd, StreamLayer};
 use crate::ops::{Activation, HashTable, KvType, Records, Value};
@@ -82,7 +83,15 @@ fn tables(base: usize, index: usize, longest: usize, heads: usize) -> Option<Vec
 }
 
 /// The memory before layer `i`, the `index`th of the model's.
-fn memory(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations, streams: GatedStreamDims, name: &str, index: usize, history: Records) -> Result<NgramMemory> {
+fn memory(
+    c: &Config<'_>,
+    b: &Build<'_>,
+    d: &mut Declarations,
+    streams: GatedStreamDims,
+    name: &str,
+    index: usize,
+    history: Records,
+) -> Result<NgramMemory> {
     let (vocab, longest, heads) = (c.usize("vocab_size")?, c.usize_or("ngram_size", 3)?, c.usize_or("heads_per_ngram", 8)?);
     let (base, taps) = (c.usize_or("ngram_vocab_size_base", 20_000_000)?, c.usize_or("ple_conv_kernel_size", 4)?);
     ensure!(
@@ -91,7 +100,12 @@ fn memory(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations, streams: GatedStr
         "config.json: ngram_size {longest}, heads_per_ngram {heads}, ple_conv_kernel_size {taps}, ngram_vocab_size_base {base}; 2 to {MOST}, {MOST}, {MOST} and {MOST_ROWS} are possible"
     );
     let count = (longest - 1) * heads;
-    ensure!((index + 1) * count <= MOST_TABLES, Unsupported, "config.json: {} n-gram tables; at most {MOST_TABLES} are possible", (index + 1) * count);
+    ensure!(
+        (index + 1) * count <= MOST_TABLES,
+        Unsupported,
+        "config.json: {} n-gram tables; at most {MOST_TABLES} are possible",
+        (index + 1) * count
+    );
     let width = c.usize_or("ple_embed_dim", streams.hidden)?;
     ensure!(width.is_multiple_of(count), Mismatch, "config.json: ple_embed_dim {width} does not split into {count} n-gram heads");
     let part = |p: &str| format!("{name}.ple_embedding.{p}");
@@ -100,7 +114,13 @@ fn memory(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations, streams: GatedStr
     };
     // What the checkpoint says counts; it says the same as the config wherever nobody changed either.
     if let (Some(rows), Some(offsets)) = (b.integers(&part("ngram_heads_vocab_sizes")), b.integers(&part("ngram_heads_offsets"))) {
-        ensure!(rows.len() == count && offsets.len() == count, Mismatch, "{name}: {} sizes and {} offsets of {count} n-gram heads", rows.len(), offsets.len());
+        ensure!(
+            rows.len() == count && offsets.len() == count,
+            Mismatch,
+            "{name}: {} sizes and {} offsets of {count} n-gram heads",
+            rows.len(),
+            offsets.len()
+        );
         for ((table, rows), offset) in tables.iter_mut().zip(rows).zip(offsets) {
             let (Ok(rows), Ok(offset)) = (u32::try_from(rows), u32::try_from(offset)) else {
                 bail!(CorruptFile, "{name}: an n-gram table of {rows} rows at row {offset}")
@@ -150,11 +170,22 @@ fn shards(c: &Config<'_>, b: &Build<'_>, name: &str, tables: &[HashTable]) -> Re
 }
 
 /// An attention layer: over a budget where the config has an indexer.
-fn attention(c: &Config<'_>, d: &mut Declarations, name: &str, dims: AttentionDims, streams: GatedStreamDims, ropes: [usize; 2]) -> Result<Box<dyn Mixer>> {
+fn attention(
+    c: &Config<'_>,
+    d: &mut Declarations,
+    name: &str,
+    dims: AttentionDims,
+    streams: GatedStreamDims,
+    ropes: [usize; 2],
+) -> Result<Box<dyn Mixer>> {
     let Some(index_heads) = c.count("indexer_n_heads")? else { return Ok(Box::new(Attention::new(d, name, dims))) };
     let (budget, every) = (c.usize("indexer_budget")?, c.usize("indexer_compress_ratio")?);
     ensure!(c.usize_or("indexer_kv_heads", 1)? == 1, Unsupported, "config.json: indexer_kv_heads is not 1");
-    ensure!(budget.is_multiple_of(every), Mismatch, "config.json: indexer_budget {budget} does not split into blocks of {every} (indexer_compress_ratio)");
+    ensure!(
+        budget.is_multiple_of(every),
+        Mismatch,
+        "config.json: indexer_budget {budget} does not split into blocks of {every} (indexer_compress_ratio)"
+    );
     Ok(Box::new(IndexedAttention::new(
         d,
         name,
@@ -181,9 +212,19 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
     let common = Common::with_inner(c, tied, c.usize_or("intermediate_size", 0)?)?;
     let common = Common { head_dim: c.usize_or("head_dim", 256)?, root, ..common };
     let add = facts("qwen4_exp").norm_add;
-    let streams =
-        GatedStreamDims { streams: c.usize_or("hc_count", 4)?, hidden: common.hidden, rank: c.usize_or("hc_lowrank", 320)?, eps: common.eps, norm_add: add };
-    ensure!((2..=8).contains(&streams.streams), Unsupported, "config.json: hc_count is {}; 2 to 8 residual streams are possible", streams.streams);
+    let streams = GatedStreamDims {
+        streams: c.usize_or("hc_count", 4)?,
+        hidden: common.hidden,
+        rank: c.usize_or("hc_lowrank", 320)?,
+        eps: common.eps,
+        norm_add: add,
+    };
+    ensure!(
+        (2..=8).contains(&streams.streams),
+        Unsupported,
+        "config.json: hc_count is {}; 2 to 8 residual streams are possible",
+        streams.streams
+    );
     let gate = match c.opt_str("output_gate_type")?.unwrap_or("silu") {
         "sigmoid" => Activation::Sigmoid,
         "silu" | "swish" => Activation::Silu,
@@ -205,7 +246,8 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
     if let Some(wrong) = memories.iter().find(|n| !(1..=common.layers).contains(*n)) {
         bail!(Mismatch, "config.json: ple_layer_ids holds {wrong}, of {} layers counted from 1", common.layers);
     }
-    let history = (!memories.is_empty()).then(|| Records { state: d.kv(Records::spec(1, 1, KvType::F32)), width: 1, every: 1, dtype: KvType::F32 });
+    let history =
+        (!memories.is_empty()).then(|| Records { state: d.kv(Records::spec(1, 1, KvType::F32)), width: 1, every: 1, dtype: KvType::F32 });
     let mut layers: Vec<Box<dyn StreamLayer>> = Vec::with_capacity(common.layers);
     for i in 0..common.layers {
         let name = |part: &str| common.name(i, part);

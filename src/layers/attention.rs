@@ -3,7 +3,9 @@
 
 use super::{Linear, Mixer, RmsNorm};
 use crate::circuit::Tape;
-use crate::ops::{self, ActMul, Activation, CacheWrite, HeadGate, KvSpec, KvType, Piece, Regroup, Rope, RopeStyle, StateId, Value, WeightId};
+use crate::ops::{
+    self, ActMul, Activation, CacheWrite, HeadGate, KvSpec, KvType, Piece, Regroup, Rope, RopeStyle, StateId, Value, WeightId,
+};
 use crate::weights::Declarations;
 
 /// Norm on queries and keys, before the rotation.
@@ -140,7 +142,14 @@ impl Attention {
         Attention::with_qkv(d, name, dims, qkv, AttentionNames::USUAL, None)
     }
 
-    fn with_qkv(d: &mut Declarations, name: &str, dims: AttentionDims, qkv: Linear, names: AttentionNames, from: Option<&Attention>) -> Attention {
+    fn with_qkv(
+        d: &mut Declarations,
+        name: &str,
+        dims: AttentionDims,
+        qkv: Linear,
+        names: AttentionNames,
+        from: Option<&Attention>,
+    ) -> Attention {
         let (q, kv) = (dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim);
         let (q_norm, k_norm) = (format!("{name}.{}", names.q_norm), format!("{name}.{}", names.k_norm));
         let mut norm = |name: &str, width: usize| match dims.qk_norm {

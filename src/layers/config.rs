@@ -46,7 +46,11 @@ impl<'a> Config<'a> {
 
     fn wrong(&self, key: &str, expected: &str) -> Error {
         let found = self.get(key).map_or_else(|| "nothing".into(), |v| format!("{} ({})", kind_of(v), brief(v)));
-        Error::new(if self.get(key).is_some() { Kind::CorruptFile } else { Kind::Mismatch }, format!("config.json: {key}: found {found}, expected {expected}")).named(key)
+        Error::new(
+            if self.get(key).is_some() { Kind::CorruptFile } else { Kind::Mismatch },
+            format!("config.json: {key}: found {found}, expected {expected}"),
+        )
+        .named(key)
     }
 
     /// A count or dimension that must be there: 1 to what is possible under this key.
@@ -145,7 +149,10 @@ impl<'a> Config<'a> {
 
 /// Elements of `heads` heads of `dim`, or an error that names the layer: so small that sums of several stay countable.
 pub(super) fn head_width(name: &str, heads: usize, dim: usize) -> Result<usize> {
-    heads.checked_mul(dim).filter(|n| *n <= 1 << 40).ok_or_else(|| Error::new(Kind::TooLarge, format!("{name}: {heads} heads of {dim} elements")).named(name))
+    heads
+        .checked_mul(dim)
+        .filter(|n| *n <= 1 << 40)
+        .ok_or_else(|| Error::new(Kind::TooLarge, format!("{name}: {heads} heads of {dim} elements")).named(name))
 }
 
 /// A whole number, also where it is written as `1.0`.

@@ -1,10 +1,10 @@
 //! A causal depthwise convolution with its weights and its slot.
 
 use crate::circuit::Tape;
+use crate::ensure;
 use crate::error::Result;
 use crate::ops::{self, SlotId, Value, WeightId};
 use crate::weights::{Declarations, Part};
-use crate::ensure;
 
 /// The convolution, with or without a SiLU after it.
 #[derive(Clone, Debug)]
@@ -28,7 +28,15 @@ impl CausalConv {
         CausalConv::build(d, name, &[(name, channels)], taps, dilation, false, silu)
     }
 
-    fn build(d: &mut Declarations, name: &str, parts: &[(&str, usize)], taps: usize, dilation: usize, bias: bool, silu: bool) -> Result<CausalConv> {
+    fn build(
+        d: &mut Declarations,
+        name: &str,
+        parts: &[(&str, usize)],
+        taps: usize,
+        dilation: usize,
+        bias: bool,
+        silu: bool,
+    ) -> Result<CausalConv> {
         let channels: usize = parts.iter().map(|p| p.1).sum();
         let elements = taps.checked_sub(1).and_then(|tail| tail.checked_mul(dilation)?.checked_mul(channels));
         ensure!(elements.is_some(), TooLarge, "{name}: a convolution of {taps} taps over {channels} channels");

@@ -97,16 +97,16 @@ impl UnitKeys {
     /// Length 1 is an RMS norm over the head divided by `sqrt(key_dim)`.
     pub(super) fn record(&self, t: &mut Tape<'_>, q: Value, k: Value) -> (Value, Value) {
         let eps = (UNIT_EPS / self.key_dim as f64) as f32;
-        let mut unit = |x, weight| {
-            t.op(Norm { kind: NormKind::Rms, x, weight: Some(weight), bias: None, group: self.key_dim, eps, y: Value::NONE })
-        };
+        let mut unit =
+            |x, weight| t.op(Norm { kind: NormKind::Rms, x, weight: Some(weight), bias: None, group: self.key_dim, eps, y: Value::NONE });
         (unit(q, self.query), unit(k, self.key))
     }
 }
 
 /// The slot of a layer's matrix states.
 pub(super) fn matrix_slot(d: &mut Declarations, name: &str, elements: Option<usize>) -> Result<SlotId> {
-    let elements = elements.ok_or_else(|| Error::new(Kind::TooLarge, format!("{name}: the recurrent state is beyond counting")).named(name))?;
+    let elements =
+        elements.ok_or_else(|| Error::new(Kind::TooLarge, format!("{name}: the recurrent state is beyond counting")).named(name))?;
     Ok(d.slot(format!("{name}.state"), elements))
 }
 
@@ -189,7 +189,8 @@ impl Mixer for DeltaNet {
         let (q, k) = self.unit.record(t, q, k);
         let beta = t.op(ActMul { act: Activation::Sigmoid, gate: beta, up: Value::NONE, y: Value::NONE });
         let decay = t.op(Decay { x: decay, a_log: self.a_log, negated: d.negated, bias: self.dt_bias, floor: None, y: Value::NONE });
-        let h = t.op(ops::DeltaRule { q, k, v, decay, beta, key_heads: d.key_heads, heads, tiled: d.tiled, slot: self.slot, y: Value::NONE });
+        let h =
+            t.op(ops::DeltaRule { q, k, v, decay, beta, key_heads: d.key_heads, heads, tiled: d.tiled, slot: self.slot, y: Value::NONE });
         let h = self.norm.record(t, h);
         let h = t.op(ActMul { act: d.gate, gate, up: h, y: Value::NONE });
         self.out.record(t, h)

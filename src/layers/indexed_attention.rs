@@ -4,7 +4,8 @@
 use super::{AttentionDims, Linear, Mixer, RmsNorm};
 use crate::circuit::Tape;
 use crate::ops::{
-    ActMul, Activation, IndexSelect, Indexer, Join, KvType, MeanGroups, Piece, RecordWrite, Records, Regroup, Rope, RopeStyle, SelectedAttention, Value,
+    ActMul, Activation, IndexSelect, Indexer, Join, KvType, MeanGroups, Piece, RecordWrite, Records, Regroup, Rope, RopeStyle,
+    SelectedAttention, Value,
 };
 use crate::weights::Declarations;
 
@@ -80,7 +81,9 @@ impl IndexedAttention {
     /// Records the indexer: the positions each row sees.
     fn select(&self, t: &mut Tape<'_>, x: Value, ropes: &[Value]) -> Value {
         let d = &self.dims;
-        let turn = |t: &mut Tape<'_>, x, table: usize| t.op(Rope { x, table: ropes[table], head_dim: d.index_dim, style: RopeStyle::Halves, y: Value::NONE });
+        let turn = |t: &mut Tape<'_>, x, table: usize| {
+            t.op(Rope { x, table: ropes[table], head_dim: d.index_dim, style: RopeStyle::Halves, y: Value::NONE })
+        };
         let qk = self.index_qk.record(t, x);
         let q = t.slice(qk, 0, d.index_heads * d.index_dim);
         let k = t.slice(qk, d.index_heads * d.index_dim, d.index_dim);

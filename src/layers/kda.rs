@@ -83,7 +83,8 @@ impl Mixer for Kda {
         let beta = t.op(ActMul { act: Activation::Sigmoid, gate: beta, up: Value::NONE, y: Value::NONE });
         let forget = self.forget.0.record(t, x);
         let forget = self.forget.1.record(t, forget);
-        let decay = t.op(Decay { x: forget, a_log: self.a_log, negated: false, bias: self.dt_bias, floor: self.dims.floor, y: Value::NONE });
+        let decay =
+            t.op(Decay { x: forget, a_log: self.a_log, negated: false, bias: self.dt_bias, floor: self.dims.floor, y: Value::NONE });
         let h = t.op(ops::DeltaRule { q, k, v, decay, beta, key_heads: heads, heads, tiled: false, slot: self.slot, y: Value::NONE });
         let h = self.norm.record(t, h);
         let mut gate = self.gate.0.record(t, x);

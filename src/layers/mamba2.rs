@@ -5,10 +5,10 @@ use super::config::head_width;
 use super::delta_net::matrix_slot;
 use super::{CausalConv, Linear, Mixer, RmsNorm};
 use crate::circuit::Tape;
+use crate::ensure;
 use crate::error::Result;
 use crate::ops::{self, ActMul, Activation, SlotId, Value, WeightId};
 use crate::weights::Declarations;
-use crate::ensure;
 
 /// Sizes and switches of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,13 +53,7 @@ impl Mamba2 {
     /// Tensors `<name>.in_proj`, `conv1d`, `A_log`, `D`, `dt_bias`, `norm`, `out_proj`.
     pub fn new(d: &mut Declarations, name: &str, dims: Mamba2Dims) -> Result<Mamba2> {
         let (inner, shared) = (head_width(name, dims.heads, dims.head_dim)?, head_width(name, dims.groups, dims.depth)?);
-        ensure!(
-            dims.heads.is_multiple_of(dims.groups),
-            Mismatch,
-            "{name}: {} heads do not split into {} groups",
-            dims.heads,
-            dims.groups
-        );
+        ensure!(dims.heads.is_multiple_of(dims.groups), Mismatch, "{name}: {} heads do not split into {} groups", dims.heads, dims.groups);
         let part = |p: &str| format!("{name}.{p}");
         let mixed = inner + 2 * shared;
         Ok(Mamba2 {

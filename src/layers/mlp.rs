@@ -36,7 +36,15 @@ impl GatedMlp {
     }
 
     /// The same under other names for up and down.
-    pub fn plain_named(d: &mut Declarations, name: &str, parts: [&str; 2], hidden: usize, inner: usize, act: Activation, bias: bool) -> GatedMlp {
+    pub fn plain_named(
+        d: &mut Declarations,
+        name: &str,
+        parts: [&str; 2],
+        hidden: usize,
+        inner: usize,
+        act: Activation,
+        bias: bool,
+    ) -> GatedMlp {
         let [up, down] = parts.map(|part| format!("{name}.{part}"));
         let up = Linear::new(d, &up, inner, hidden, bias);
         let down = Linear::new(d, &down, hidden, inner, bias);

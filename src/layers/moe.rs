@@ -32,7 +32,18 @@ pub struct Router {
 impl Router {
     /// Softmax over all experts, weights made to sum to one.
     pub fn softmax(logits: Linear, top_k: usize) -> Router {
-        Router { logits, softcap: None, scoring: Scoring::Softmax, correction: None, table: None, groups: None, top_k, normalize: true, scale: 1.0, gain: None }
+        Router {
+            logits,
+            softcap: None,
+            scoring: Scoring::Softmax,
+            correction: None,
+            table: None,
+            groups: None,
+            top_k,
+            normalize: true,
+            scale: 1.0,
+            gain: None,
+        }
     }
 
     /// Sigmoid scores with a correction of the choice, weights made to sum to one.

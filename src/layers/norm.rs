@@ -60,6 +60,14 @@ impl LayerNorm {
 
     /// Records the norm.
     pub fn record(&self, t: &mut Tape<'_>, x: Value) -> Value {
-        t.op(ops::Norm { kind: NormKind::Layer, x, weight: Some(self.weight), bias: Some(self.bias), group: 0, eps: self.eps, y: Value::NONE })
+        t.op(ops::Norm {
+            kind: NormKind::Layer,
+            x,
+            weight: Some(self.weight),
+            bias: Some(self.bias),
+            group: 0,
+            eps: self.eps,
+            y: Value::NONE,
+        })
     }
 }

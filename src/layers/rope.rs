@@ -41,7 +41,13 @@ impl RopeParameters {
     }
 
     /// As [`RopeParameters::read`]; `partial` is the share of a head that turns where the config does not say.
-    pub fn read_partial(config: &Config<'_>, head_dim: usize, layer_type: Option<&str>, context: usize, partial: f64) -> Result<RopeParameters> {
+    pub fn read_partial(
+        config: &Config<'_>,
+        head_dim: usize,
+        layer_type: Option<&str>,
+        context: usize,
+        partial: f64,
+    ) -> Result<RopeParameters> {
         let object = scaling(config, layer_type)?;
         let number = |key: &str| -> Result<Option<f64>> {
             match &object {
@@ -51,9 +57,17 @@ impl RopeParameters {
         };
         let theta = number("rope_theta")?.unwrap_or(10_000.0);
         let partial = number("partial_rotary_factor")?.unwrap_or(partial);
-        ensure!(theta > 0.0 && partial > 0.0 && partial <= 1.0, CorruptFile, "config.json: rope_theta {theta}, partial_rotary_factor {partial}");
+        ensure!(
+            theta > 0.0 && partial > 0.0 && partial <= 1.0,
+            CorruptFile,
+            "config.json: rope_theta {theta}, partial_rotary_factor {partial}"
+        );
         let dim = (head_dim as f64 * partial) as usize;
-        ensure!(dim >= 2 && dim.is_multiple_of(2), Unsupported, "config.json: {dim} rotary elements in heads of {head_dim}; an even number is needed");
+        ensure!(
+            dim >= 2 && dim.is_multiple_of(2),
+            Unsupported,
+            "config.json: {dim} rotary elements in heads of {head_dim}; an even number is needed"
+        );
         let Some(object) = object else { return Ok(RopeParameters::plain(theta, dim)) };
         let kind = match object.opt_str("rope_type")? {
             Some(kind) => kind,
@@ -91,7 +105,10 @@ impl RopeParameters {
                 ensure!(factors.len() == dim / 2, Mismatch, "rope factors: {} for {dim} rotary elements", factors.len());
                 Ok(RopeParameters::from_f64(plain(theta, dim).zip(&factors).map(|(f, s)| f / s), 1.0))
             }
-            other => bail!(Unsupported, "config.json: rope_type {other:?}; known: default, linear, dynamic, proportional, llama3, yarn, longrope"),
+            other => bail!(
+                Unsupported,
+                "config.json: rope_type {other:?}; known: default, linear, dynamic, proportional, llama3, yarn, longrope"
+            ),
         }
     }
 
@@ -130,7 +147,11 @@ fn plain(theta: f64, dim: usize) -> impl Iterator<Item = f64> {
 
 fn positive(object: &Config<'_>, key: &str) -> Result<f64> {
     let value = object.f64(key)?;
-    if value > 0.0 { Ok(value) } else { Err(Error::new(Kind::CorruptFile, format!("config.json: {key} is {value}, expected more than 0")).named(key)) }
+    if value > 0.0 {
+        Ok(value)
+    } else {
+        Err(Error::new(Kind::CorruptFile, format!("config.json: {key} is {value}, expected more than 0")).named(key))
+    }
 }
 
 /// Long wavelengths are stretched, short ones kept, those between are blended.
@@ -180,8 +201,16 @@ fn yarn(object: &Config<'_>, theta: f64, dim: usize, original: f64) -> Result<Ro
 /// the longest sequence this model is loaded for, so that a prompt split any way gives the same numbers.
 fn longrope(config: &Config<'_>, object: &Config<'_>, theta: f64, dim: usize, original: f64, context: usize) -> Result<RopeParameters> {
     let key = if context as f64 > original { "long_factor" } else { "short_factor" };
-    let factors = object.opt_numbers(key)?.ok_or_else(|| Error::new(Kind::CorruptFile, format!("config.json: rope_scaling lacks {key}")).named(key))?;
-    ensure!(factors.len() == dim / 2, Mismatch, "config.json: {key} lists {} factors, {} rotary pairs need one each", factors.len(), dim / 2);
+    let factors = object
+        .opt_numbers(key)?
+        .ok_or_else(|| Error::new(Kind::CorruptFile, format!("config.json: rope_scaling lacks {key}")).named(key))?;
+    ensure!(
+        factors.len() == dim / 2,
+        Mismatch,
+        "config.json: {key} lists {} factors, {} rotary pairs need one each",
+        factors.len(),
+        dim / 2
+    );
     ensure!(factors.iter().all(|f| *f > 0.0), CorruptFile, "config.json: {key} holds a factor that is not positive");
     let longest = config.usize_or("max_position_embeddings", 2048)? as f64;
     let stretch = match object.opt_f64("factor")? {

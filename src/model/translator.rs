@@ -3,7 +3,7 @@
 
 use super::{Dims, Encoder, Head, Model};
 use crate::circuit::Tape;
-use crate::layers::{Attention, CrossAttention, EncoderAttention, LayerNorm, GatedMlp};
+use crate::layers::{Attention, CrossAttention, EncoderAttention, GatedMlp, LayerNorm};
 use crate::ops::{Embed, LastRows, Sinusoid, Value, WeightId};
 
 /// A layer of the encoder.

@@ -160,7 +160,8 @@ impl Attention {
                 let page = pages.page(p / PAGE);
                 let base = spec.key_at(kv_head) + p % PAGE / 16 * 16 * spec.key_dim + p % 16;
                 // SAFETY: inside the page; written before this operation.
-                let dot: f64 = (0..spec.key_dim).map(|d| f64::from(q[d]) * f64::from(unsafe { load(page, base + d * 16, spec.dtype) })).sum();
+                let dot: f64 =
+                    (0..spec.key_dim).map(|d| f64::from(q[d]) * f64::from(unsafe { load(page, base + d * 16, spec.dtype) })).sum();
                 let score = dot * f64::from(self.scale);
                 self.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
             })
@@ -198,8 +199,19 @@ impl Op for Attention {
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let (q, spec) = (shapes.value(self.q), &self.spec);
         ensure!(q.width == self.heads * spec.key_dim, Internal, "attention: {q:?} for {} heads of {}", self.heads, spec.key_dim);
-        ensure!(self.heads.is_multiple_of(spec.heads), Unsupported, "attention: {} query heads over {} key/value heads", self.heads, spec.heads);
-        ensure!(spec.value_dim <= VALUE_DIM, Unsupported, "attention: values of {} elements; at most {VALUE_DIM} are computed", spec.value_dim);
+        ensure!(
+            self.heads.is_multiple_of(spec.heads),
+            Unsupported,
+            "attention: {} query heads over {} key/value heads",
+            self.heads,
+            spec.heads
+        );
+        ensure!(
+            spec.value_dim <= VALUE_DIM,
+            Unsupported,
+            "attention: values of {} elements; at most {VALUE_DIM} are computed",
+            spec.value_dim
+        );
         ensure!(self.window != Some(0), Unsupported, "attention: a window of 0 sees nothing");
         Ok(vec![Shape::f32(q.rows, self.heads * spec.value_dim)])
     }
@@ -224,7 +236,7 @@ impl Op for Attention {
         let head_blocks = |s: &Segment| self.spec.heads * self.group().div_ceil(heads(s));
         let items = |s: &Segment| s.rows.len().div_ceil(QUERIES) * head_blocks(s);
         let total: usize = frame.batch.segments.iter().map(items).sum();
-        turn.worker.each(turn.counter, total, 1, |range| {
+        turn.pieces(total, 1, |range| {
             for item in range {
                 let mut item = item;
                 for (index, segment) in frame.batch.segments.iter().enumerate() {

@@ -65,7 +65,11 @@ impl Op for Decay {
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let (x, heads, gates) = (shapes.value(self.x), shapes.weight(self.a_log).1, shapes.weight(self.bias).1);
-        ensure!(x.width == gates && heads > 0 && gates.is_multiple_of(heads), Internal, "decay: {x:?} with {heads} rates and {gates} biases");
+        ensure!(
+            x.width == gates && heads > 0 && gates.is_multiple_of(heads),
+            Internal,
+            "decay: {x:?} with {heads} rates and {gates} biases"
+        );
         Ok(vec![Shape::f32(x.rows, x.width)])
     }
 

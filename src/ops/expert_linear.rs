@@ -142,7 +142,9 @@ impl ExpertLinear {
             if even {
                 let acts = match part.layout().is_integer() {
                     true => match frame.input_q8(self.q) {
-                        Activations::Q8 { blocks, stride } => Activations::Q8 { blocks: &blocks[row * stride + start / Q8_BLOCK..], stride },
+                        Activations::Q8 { blocks, stride } => {
+                            Activations::Q8 { blocks: &blocks[row * stride + start / Q8_BLOCK..], stride }
+                        }
                         other => other,
                     },
                     false => {
@@ -278,7 +280,12 @@ impl Op for ExpertLinear {
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let ((width, cols), experts) = (shapes.weight(self.weight), shapes.experts(self.weight));
         let x = shapes.value(if self.x.is_some() { self.x } else { self.q });
-        ensure!((x.width == cols || x.width == self.slots * cols) && !x.sliced, Internal, "{experts} experts [{width}, {cols}], {} slots, meet {x:?}", self.slots);
+        ensure!(
+            (x.width == cols || x.width == self.slots * cols) && !x.sliced,
+            Internal,
+            "{experts} experts [{width}, {cols}], {} slots, meet {x:?}",
+            self.slots
+        );
         if self.q.is_some() {
             let q = shapes.value(self.q);
             ensure!(q.kind == Kind::Q8 && q.width == x.width, Internal, "{q:?} as the 8-bit input of experts [{width}, {cols}]");
@@ -290,7 +297,12 @@ impl Op for ExpertLinear {
             ensure!(self.slots == experts, Internal, "{} slots of {experts} experts without routing", self.slots);
         }
         if let Some(bias) = self.bias {
-            ensure!(shapes.weight(bias).1 == experts * width, Internal, "a bias of {} for {experts} experts of {width}", shapes.weight(bias).1);
+            ensure!(
+                shapes.weight(bias).1 == experts * width,
+                Internal,
+                "a bias of {} for {experts} experts of {width}",
+                shapes.weight(bias).1
+            );
         }
         ensure!(width < 1 << 31 && self.slots < 1 << 20, Unsupported, "{} slots of {width}", self.slots);
         Ok(vec![Shape::f32(x.rows, self.slots * width)])
@@ -327,7 +339,7 @@ impl Op for ExpertLinear {
         let width = frame.slot(self.y).width / self.slots;
         scratch::with(|scratch| {
             let chunks = self.group(frame, experts, scratch);
-            turn.worker.each(turn.counter, chunks, 1, |range| range.for_each(|chunk| self.chunk(frame, experts, width, chunk, scratch)));
+            turn.pieces(chunks, 1, |range| range.for_each(|chunk| self.chunk(frame, experts, width, chunk, scratch)));
         });
     }
 }

@@ -118,7 +118,7 @@ impl Op for HeadLinear {
         let matrices = frame.weight(self.weight).experts();
         // All heads are cut alike: chunks of the first serve for all.
         let chunks: usize = matrices[0].parts.iter().map(|p| p.panels().div_ceil(PANELS)).sum();
-        turn.worker.each(turn.counter, self.heads * chunks, 1, |range| {
+        turn.pieces(self.heads * chunks, 1, |range| {
             for item in range {
                 let (head, mut chunk) = (item / chunks, item % chunks);
                 if chunk == 0 {

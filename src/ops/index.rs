@@ -55,7 +55,12 @@ impl Indexer {
             return Ok(q);
         }
         let weights = shapes.value(self.weights);
-        ensure!(q.width == weights.width * self.keys.width && q.rows == weights.rows, Internal, "indexer: {q:?} and {weights:?} over keys of {}", self.keys.width);
+        ensure!(
+            q.width == weights.width * self.keys.width && q.rows == weights.rows,
+            Internal,
+            "indexer: {q:?} and {weights:?} over keys of {}",
+            self.keys.width
+        );
         Ok(q)
     }
 }
@@ -190,7 +195,7 @@ impl Op for IndexSelect {
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
         let y = frame.output(self.y);
-        turn.worker.each(turn.counter, y.rows(), 1, |range| {
+        turn.pieces(y.rows(), 1, |range| {
             for row in range {
                 // SAFETY: `each` gives a row to one worker.
                 scratch::with(|s| self.row(frame, frame.segment_of(row), row, s, unsafe { y.row(row) }));
@@ -276,7 +281,7 @@ impl Op for IndexBlocks {
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
         let y = frame.output(self.y);
-        turn.worker.each(turn.counter, y.rows(), 1, |range| {
+        turn.pieces(y.rows(), 1, |range| {
             for row in range {
                 // SAFETY: `each` gives a row to one worker.
                 scratch::with(|s| self.row(frame, frame.segment_of(row), row, s, unsafe { y.row(row) }));

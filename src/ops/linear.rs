@@ -2,8 +2,8 @@
 #![allow(unsafe_code)] // pieces of outputs, disjoint by `Turn::each`
 
 use super::{Frame, Kind, Op, Port, Product, Shape, Shapes, Turn, Value, WeightId};
-use crate::backend::cpu::pack::Packed;
 use crate::backend::cpu::activations::{Activations, Epilogue, Q8_BLOCK};
+use crate::backend::cpu::pack::Packed;
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -105,7 +105,7 @@ impl Op for Linear {
         // Chunks are counted over all parts, so that small parts share workers with large ones.
         let chunks = |part: &Packed| part.panels().div_ceil(grain);
         let total = parts.iter().map(chunks).sum();
-        turn.worker.each(turn.counter, total, 1, |range| {
+        turn.pieces(total, 1, |range| {
             for item in range {
                 let (mut item, mut column) = (item, 0);
                 for part in parts {

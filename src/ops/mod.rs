@@ -17,49 +17,51 @@ mod delta_rule;
 mod embed;
 mod engram;
 mod expand_heads;
+mod expert_linear;
 mod frame;
+mod hash_route;
+mod head_gate;
 mod head_linear;
 mod hyper;
 mod hyper_inject;
 mod index;
 mod join;
 mod lanes;
-mod expert_linear;
-mod hash_route;
-mod head_gate;
 mod last_rows;
 mod linear;
-mod ngram;
-mod ngram_hash;
 mod mamba2;
 mod mean_groups;
+mod ngram;
+mod ngram_hash;
 mod norm;
 mod paged;
 mod pool_groups;
 mod position_scale;
 mod quantize;
+mod records;
 mod regroup;
 mod residual_mix;
-mod records;
 mod rope;
 mod rope_tail;
-mod scale;
-mod selected_attention;
-mod scale_by;
-mod shared_attention;
 mod route;
+mod scale;
+mod scale_by;
 mod scratch;
+mod selected_attention;
+mod shared_attention;
 mod sinusoid;
 mod softcap;
 mod source_attention;
 mod stream_gate;
 mod tokens;
 
+use crate::backend::cpu::pause::Pause;
 use crate::backend::cpu::pool::Worker;
 use crate::error::Result;
+use std::cell::Cell;
 use std::fmt::Debug;
 use std::ops::Range;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use act::{ActMul, Activation};
 pub use add::{Add, AddNorm};
@@ -70,38 +72,38 @@ pub use decay::Decay;
 pub use delta_rule::DeltaRule;
 pub use embed::Embed;
 pub use engram::{EngramHash, EngramInject, EngramRows};
+pub use expand_heads::ExpandHeads;
 pub use expert_linear::ExpertLinear;
 pub use frame::{
     Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, SlotSpec, SlotState, StatePointers, StoredRows, Weight,
 };
-pub use expand_heads::ExpandHeads;
+pub use hash_route::HashRoute;
+pub use head_gate::HeadGate;
 pub use head_linear::HeadLinear;
 pub use hyper::{HyperCollapse, HyperExpand, HyperMix, MOST_STREAMS};
 pub use hyper_inject::HyperInject;
 pub use index::{IndexBlocks, IndexSelect, Indexer};
 pub use join::Join;
-pub use hash_route::HashRoute;
-pub use head_gate::HeadGate;
 pub use last_rows::LastRows;
 pub use linear::Linear;
-pub use ngram::{NgramRows, NgramTable};
-pub use ngram_hash::{HashTable, NgramHash};
 pub use mamba2::Mamba2;
 pub use mean_groups::MeanGroups;
+pub use ngram::{NgramRows, NgramTable};
+pub use ngram_hash::{HashTable, NgramHash};
 pub use norm::{Norm, NormKind};
+pub use paged::{ExpertCache, PagedExperts, PanelSource};
 pub use pool_groups::{GroupRopeTable, PoolGroups};
 pub use position_scale::PositionScale;
-pub use paged::{ExpertCache, PagedExperts, PanelSource};
 pub use quantize::Quantize;
+pub use records::{RecordWrite, Records};
 pub use regroup::{Piece, Regroup};
 pub use residual_mix::ResidualMix;
-pub use records::{RecordWrite, Records};
 pub use rope::{Rope, RopeStyle, RopeTable};
 pub use rope_tail::RopeTail;
 pub use route::{Groups, Route, Scoring};
 pub use scale::Scale;
-pub use selected_attention::SelectedAttention;
 pub use scale_by::ScaleBy;
+pub use selected_attention::SelectedAttention;
 pub use shared_attention::{Pooled, SharedAttention};
 pub use sinusoid::Sinusoid;
 pub use softcap::Softcap;
@@ -299,20 +301,56 @@ macro_rules! op_by_row {
     };
 }
 
-/// A worker's turn at one operation: the worker, and the counter its operation shares work through.
+/// A worker's turn at one operation: the worker, the counter its operation shares work through, and when to leave off.
+///
+/// An operation that was left off is run again later and takes the pieces that are left. So whatever must happen once happens
+/// inside the pieces, and an operation has one loop over them.
 pub struct Turn<'a> {
     /// The worker.
     pub worker: &'a Worker<'a>,
     /// Zero when the operation starts; belongs to this operation alone.
-    pub counter: &'a AtomicUsize,
+    counter: &'a AtomicUsize,
+    pause: &'a Pause<'a>,
+    cut: Cell<bool>,
 }
 
-impl Turn<'_> {
+impl<'a> Turn<'a> {
+    /// A turn at an operation whose pieces `counter` has counted so far.
+    pub fn new(worker: &'a Worker<'a>, counter: &'a AtomicUsize, pause: &'a Pause<'a>) -> Turn<'a> {
+        Turn { worker, counter, pause, cut: Cell::new(false) }
+    }
+
+    /// Whether pieces were left for later.
+    pub fn was_cut(&self) -> bool {
+        self.cut.get()
+    }
+
+    /// Calls `f` with pieces of `0..total`, each on one worker, `grain` at a time, until none is left or the run leaves off. At
+    /// least one piece is done in either case, so that a run gets on however little time it is given.
+    pub fn pieces(&self, total: usize, grain: usize, mut f: impl FnMut(Range<usize>)) {
+        let grain = grain.max(1);
+        loop {
+            // The first look keeps a counter from growing without end when idle workers come by again and again.
+            if self.counter.load(Ordering::Relaxed) >= total {
+                return;
+            }
+            let start = self.counter.fetch_add(grain, Ordering::Relaxed);
+            if start >= total {
+                return;
+            }
+            f(start..total.min(start.saturating_add(grain)));
+            if self.pause.due() {
+                self.cut.set(self.counter.load(Ordering::Relaxed) < total);
+                return;
+            }
+        }
+    }
+
     /// Runs `f` over `0..total` in chunks of `grain`, each chunk on one worker. Work of one chunk stays on the first
     /// worker: sharing it would cost more than it brings.
     pub fn each(&self, total: usize, grain: usize, mut f: impl FnMut(Range<usize>)) {
-        if total > grain && self.worker.count() > 1 {
-            self.worker.each(self.counter, total, grain, f);
+        if total > grain {
+            self.pieces(total, grain, f);
         } else if self.worker.index() == 0 && total > 0 {
             f(0..total);
         }

@@ -68,7 +68,11 @@ impl Op for NgramHash {
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         self.history.check(shapes)?;
         let sound = |t: &HashTable| t.rows > 0 && t.offset.checked_add(t.rows).is_some() && t.tokens <= self.multipliers.len();
-        ensure!(self.tables.iter().all(sound), Unsupported, "ngram_hash: a table of no rows, past 2^32, or of more tokens than multipliers");
+        ensure!(
+            self.tables.iter().all(sound),
+            Unsupported,
+            "ngram_hash: a table of no rows, past 2^32, or of more tokens than multipliers"
+        );
         Ok(vec![Shape::f32(Rows::All, self.tables.len())])
     }
 

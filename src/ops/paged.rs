@@ -35,7 +35,14 @@ pub struct PagedExperts {
 
 impl PagedExperts {
     /// `count` experts of parts with these rows, each `bytes` when packed.
-    pub fn new(source: Box<dyn PanelSource>, count: usize, parts: Vec<usize>, cols: usize, bytes: u64, cache: &Arc<ExpertCache>) -> PagedExperts {
+    pub fn new(
+        source: Box<dyn PanelSource>,
+        count: usize,
+        parts: Vec<usize>,
+        cols: usize,
+        bytes: u64,
+        cache: &Arc<ExpertCache>,
+    ) -> PagedExperts {
         let first = cache.register(count, bytes);
         PagedExperts { source, parts, cols, count, cache: Arc::clone(cache), first }
     }

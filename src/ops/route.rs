@@ -183,7 +183,13 @@ impl Op for Route {
                 Unsupported,
                 "{choices} experts in {count} groups of which {keep} are kept; at most {MOST_GROUPS} equal groups are possible"
             );
-            ensure!(self.top_k <= keep * (choices / count), Mismatch, "{} experts are picked of {keep} groups of {}", self.top_k, choices / count);
+            ensure!(
+                self.top_k <= keep * (choices / count),
+                Mismatch,
+                "{} experts are picked of {keep} groups of {}",
+                self.top_k,
+                choices / count
+            );
         }
         Ok(vec![Shape::f32(logits.rows, 2 * self.top_k)])
     }

@@ -108,7 +108,12 @@ impl Op for SelectedAttention {
             self.kv_heads
         );
         let width = self.kv_heads * (self.key_dim + self.value_dim);
-        ensure!(self.records.width == width && self.records.every == 1, Internal, "selected_attention: {:?} for records of {width}", self.records);
+        ensure!(
+            self.records.width == width && self.records.every == 1,
+            Internal,
+            "selected_attention: {:?} for records of {width}",
+            self.records
+        );
         Ok(vec![Shape::f32(q.rows, self.heads * self.value_dim)])
     }
 
@@ -119,7 +124,9 @@ impl Op for SelectedAttention {
             for head in 0..self.heads {
                 let q = &frame.row(self.q, row)[head * self.key_dim..][..self.key_dim];
                 let mut seen: Vec<(f64, Vec<f32>)> = Vec::new();
-                self.visit(frame, row, head / self.group(), &mut scratch, |k, v| seen.push((dot64(q, k) * f64::from(self.scale), v.to_vec())));
+                self.visit(frame, row, head / self.group(), &mut scratch, |k, v| {
+                    seen.push((dot64(q, k) * f64::from(self.scale), v.to_vec()))
+                });
                 let most = seen.iter().map(|s| s.0).fold(f64::NEG_INFINITY, f64::max);
                 let total: f64 = seen.iter().map(|s| (s.0 - most).exp()).sum();
                 // SAFETY: alone.
@@ -135,7 +142,7 @@ impl Op for SelectedAttention {
         // An item is a row and up to HEADS query heads of one key/value head.
         let blocks = self.group().div_ceil(HEADS);
         let per_row = self.kv_heads * blocks;
-        turn.worker.each(turn.counter, frame.rows(self.y) * per_row, 1, |range| {
+        turn.pieces(frame.rows(self.y) * per_row, 1, |range| {
             for item in range {
                 let (row, kv_head, block) = (item / per_row, item % per_row / blocks, item % blocks);
                 let first = kv_head * self.group() + block * HEADS;

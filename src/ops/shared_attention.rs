@@ -199,7 +199,7 @@ impl Op for SharedAttention {
         // An item is a row and up to HEADS heads.
         let blocks = self.heads.div_ceil(HEADS);
         let rows = frame.rows(self.y);
-        turn.worker.each(turn.counter, rows * blocks, 1, |range| {
+        turn.pieces(rows * blocks, 1, |range| {
             for item in range {
                 let (row, block) = (item / blocks, item % blocks);
                 let segment = frame.segment_of(row);

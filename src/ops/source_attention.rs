@@ -90,7 +90,12 @@ impl Op for SourceAttention {
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let (q, spec) = (shapes.value(self.q), &self.spec);
         ensure!(q.width == spec.heads * spec.key_dim && *spec == shapes.kv(self.state), Internal, "source_attention: {q:?} for {spec:?}");
-        ensure!(spec.value_dim <= VALUE_DIM, Unsupported, "source_attention: values of {} elements; at most {VALUE_DIM} are computed", spec.value_dim);
+        ensure!(
+            spec.value_dim <= VALUE_DIM,
+            Unsupported,
+            "source_attention: values of {} elements; at most {VALUE_DIM} are computed",
+            spec.value_dim
+        );
         Ok(vec![Shape::f32(q.rows, spec.heads * spec.value_dim)])
     }
 
@@ -127,7 +132,7 @@ impl Op for SourceAttention {
         // An item is a block of rows of one segment, and a head.
         let blocks = |rows: &Range<usize>| rows.len().div_ceil(QUERIES);
         let total: usize = frame.batch.segments.iter().map(|s| blocks(&s.rows) * self.spec.heads).sum();
-        turn.worker.each(turn.counter, total, 1, |range| {
+        turn.pieces(total, 1, |range| {
             for mut item in range {
                 for (index, segment) in frame.batch.segments.iter().enumerate() {
                     let items = blocks(&segment.rows) * self.spec.heads;

@@ -114,7 +114,12 @@ fn rule(text: &str) -> Result<PrecisionRule> {
         "*" => None,
         name => match ModelPart::ALL.into_iter().find(|p| p.name() == name) {
             Some(part) => Some(part),
-            None => return Err(unknown(text, &format!("there is no part {name:?}; known: {}", ModelPart::ALL.map(ModelPart::name).join(", ")))),
+            None => {
+                return Err(unknown(
+                    text,
+                    &format!("there is no part {name:?}; known: {}", ModelPart::ALL.map(ModelPart::name).join(", ")),
+                ));
+            }
         },
     };
     Ok(PrecisionRule { layers, part, dtype })

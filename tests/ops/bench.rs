@@ -1,13 +1,13 @@
 //! What a case is made of: random inputs and weights, batches of several sequences, and the comparison of both bodies.
 
 use metrale::backend::cpu::pack::{LANES, Layout, Packed};
+use metrale::backend::cpu::pause::Control;
 use metrale::backend::cpu::pool::Pool;
 use metrale::cache::{LayerPages, PagePool, SequenceState, StateLayout, StatePool};
-use metrale::circuit::{Needs, Program, Tape, Workspace, lower};
+use metrale::circuit::{Needs, Program, Progress, Tape, Workspace, lower};
 use metrale::error::Result;
 use metrale::ops::*;
 use metrale::weights::{Declarations, Role, Source};
-use std::sync::atomic::AtomicBool;
 
 /// Numbers in -1..1 that depend on the seed alone.
 pub fn random(n: usize, seed: u64) -> Vec<f32> {
@@ -84,7 +84,13 @@ impl Bench<'_, '_> {
 }
 
 /// Tolerance relative to the largest magnitude of the row's output.
-pub fn compare(name: &str, declare: impl Fn(&mut Declarations) -> Vec<u32>, layout: Layout, tolerance: f32, record: impl Fn(&mut Bench<'_, '_>, &[u32]) -> Value) {
+pub fn compare(
+    name: &str,
+    declare: impl Fn(&mut Declarations) -> Vec<u32>,
+    layout: Layout,
+    tolerance: f32,
+    record: impl Fn(&mut Bench<'_, '_>, &[u32]) -> Value,
+) {
     let mut d = Declarations::default();
     let ids = declare(&mut d);
     let weights: Vec<Weight> = d
@@ -146,7 +152,7 @@ pub fn compare(name: &str, declare: impl Fn(&mut Declarations) -> Vec<u32>, layo
                 batch.states.push(slots[side][s].pointers(false));
             }
             if side == 0 {
-                program.run(&pool, &mut workspaces[0], &batch, &weights, &AtomicBool::new(false)).unwrap();
+                program.run(&pool, &mut workspaces[0], &batch, &weights, &mut Progress::default(), Control::none()).unwrap();
             } else {
                 program.run_scalar(&mut workspaces[1], &batch, &weights);
             }

@@ -1,9 +1,9 @@
 //! Norms, products, rotations, attention: what every decoder is made of.
 
+use crate::bench::*;
 use metrale::backend::cpu::pack::Layout;
 use metrale::ops::{self, *};
 use metrale::weights::Declarations;
-use crate::bench::*;
 
 #[test]
 fn elementwise() {
@@ -28,7 +28,15 @@ fn elementwise() {
     });
     let limit = 2.0;
     let bounded = [Activation::ClampedSilu { limit }, Activation::SiluThenClamp { limit }, Activation::SwigluOai { alpha: 1.702, limit }];
-    let plain = [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Relu, Activation::Relu2, Activation::Sigmoid, Activation::Softplus];
+    let plain = [
+        Activation::Silu,
+        Activation::GeluTanh,
+        Activation::Gelu,
+        Activation::Relu,
+        Activation::Relu2,
+        Activation::Sigmoid,
+        Activation::Softplus,
+    ];
     for act in plain.into_iter().chain(bounded) {
         compare(&format!("act_mul {act:?}"), none, Layout::F32, 1e-6, |b, _| {
             let h = b.given_size(2 * 1100, 6.0);
@@ -46,7 +54,15 @@ fn norms() {
             let n = if group == 0 { width } else { group };
             compare(&format!("norm {kind:?} {width}/{group}"), vector(n), Layout::F32, 2e-6, |b, w| {
                 let x = b.given(width);
-                b.t.op(Norm { kind, x, weight: Some(WeightId(w[0])), bias: bias.then_some(WeightId(w[1])), group, eps: 1e-5, y: Value::NONE })
+                b.t.op(Norm {
+                    kind,
+                    x,
+                    weight: Some(WeightId(w[0])),
+                    bias: bias.then_some(WeightId(w[1])),
+                    group,
+                    eps: 1e-5,
+                    y: Value::NONE,
+                })
             });
         }
     }
@@ -95,9 +111,12 @@ fn embeddings_and_rotations() {
 #[test]
 fn attention() {
     for dtype in [KvType::F32, KvType::F16] {
-        for (heads, kv_heads, dim, window, softcap, sinks) in
-            [(4, 2, 16, None, None, false), (4, 1, 64, Some(24), None, true), (3, 3, 40, Some(1), Some(5.0), false), (8, 2, 80, Some(100), None, false)]
-        {
+        for (heads, kv_heads, dim, window, softcap, sinks) in [
+            (4, 2, 16, None, None, false),
+            (4, 1, 64, Some(24), None, true),
+            (3, 3, 40, Some(1), Some(5.0), false),
+            (8, 2, 80, Some(100), None, false),
+        ] {
             let spec = KvSpec { heads: kv_heads, key_dim: dim, value_dim: dim, dtype };
             let declare = move |d: &mut Declarations| {
                 d.kv(spec);

@@ -1,14 +1,14 @@
 //! Latent, indexed, pooled and cross attention, and residual streams.
 
+use crate::bench::*;
 use metrale::backend::cpu::pack::{LANES, Layout, Packed};
+use metrale::backend::cpu::pause::Control;
 use metrale::backend::cpu::pool::Pool;
 use metrale::cache::{LayerPages, PagePool};
-use metrale::circuit::{Needs, Program, Tape, Workspace, lower};
+use metrale::circuit::{Needs, Program, Progress, Tape, Workspace, lower};
 use metrale::layers::{Mixer, Mla, MlaDims, MlaForm, RopeParameters, Ropes};
 use metrale::ops::*;
 use metrale::weights::{Declarations, Part, Pick, Role, Source};
-use std::sync::atomic::AtomicBool;
-use crate::bench::*;
 
 /// Records of `width` floats for each `every` positions, in the pages declared next.
 fn records(d: &mut Declarations, width: usize, every: usize, dtype: KvType) -> Records {
@@ -54,7 +54,9 @@ fn pieces_of_latent_attention() {
 #[test]
 fn rows_that_all_heads_share() {
     for dtype in [KvType::F32, KvType::F16] {
-        for (heads, width, value_dim, window, every, sinks) in [(3, 40, 32, None, None, false), (10, 48, 48, Some(9), Some(4), true), (1, 16, 16, Some(1), Some(1), true)] {
+        for (heads, width, value_dim, window, every, sinks) in
+            [(3, 40, 32, None, None, false), (10, 48, 48, Some(9), Some(4), true), (1, 16, 16, Some(1), Some(1), true)]
+        {
             let declare = move |d: &mut Declarations| {
                 records(d, width, 1, dtype);
                 records(d, width, every.unwrap_or(1), dtype);
@@ -96,7 +98,18 @@ fn indexers() {
             let (q, k) = (b.given(2 * 16), b.given(16));
             let records = Records { state: StateId(1), width: 16, every: 1, dtype: KvType::F32 };
             b.t.record(RecordWrite { x: k, records });
-            b.t.op(SharedAttention { q, heads: 2, records, window: None, selection, pooled: None, value_dim: 16, scale: 1.0, sinks: None, y: Value::NONE })
+            b.t.op(SharedAttention {
+                q,
+                heads: 2,
+                records,
+                window: None,
+                selection,
+                pooled: None,
+                value_dim: 16,
+                scale: 1.0,
+                sinks: None,
+                y: Value::NONE,
+            })
         });
     }
 }
@@ -191,7 +204,9 @@ fn checkpoint(d: &Declarations) -> Vec<Weight> {
         Matrix { parts: packed.collect() }
     };
     let weight = |spec: &metrale::weights::WeightSpec| match (&spec.source, spec.role) {
-        (Source::Tensors(parts), Role::Vector { .. }) => Weight::Vector(parts.iter().flat_map(|p| (0..p.rows).map(move |r| 1.0 + value(p, r, 0))).collect()),
+        (Source::Tensors(parts), Role::Vector { .. }) => {
+            Weight::Vector(parts.iter().flat_map(|p| (0..p.rows).map(move |r| 1.0 + value(p, r, 0))).collect())
+        }
         (Source::Tensors(parts), _) => Weight::Matrix(matrix(parts, spec.cols)),
         (Source::Experts(experts), _) => Weight::Experts(experts.iter().map(|parts| matrix(parts, spec.cols)).collect()),
         (Source::Constant(values), _) => Weight::Vector(values.clone()),
@@ -235,14 +250,15 @@ fn both_forms_of_latent_attention_agree() {
             lower(&mut circuit, &|_| Needs { f32: true, q8: false });
             let program = Program::new(circuit, 64, 1, &[]).unwrap();
             let mut workspace = Workspace::new(program.workspace_bytes()).unwrap();
-            let mut pages: Vec<LayerPages> = d.kv.iter().map(|s| LayerPages::new(&PagePool::new(s.page_bytes(), 64), 64).unwrap()).collect();
+            let mut pages: Vec<LayerPages> =
+                d.kv.iter().map(|s| LayerPages::new(&PagePool::new(s.page_bytes(), 64), 64).unwrap()).collect();
             let mut batch = Batch { kv_states: d.kv.len(), tokens: vec![1; 40], positions: (0..40).collect(), ..Batch::default() };
             batch.segments.push(Segment { rows: 0..40, position: 0 });
             for pages in &mut pages {
                 pages.reserve(0, 40).unwrap();
                 batch.kv.push(KvPages::new(pages.pointers()));
             }
-            program.run(&Pool::new(2).unwrap(), &mut workspace, &batch, &weights, &AtomicBool::new(false)).unwrap();
+            program.run(&Pool::new(2).unwrap(), &mut workspace, &batch, &weights, &mut Progress::default(), Control::none()).unwrap();
             let mut rows = Vec::new();
             program.read(&mut workspace, &batch, output, &mut rows).unwrap();
             rows
@@ -295,7 +311,17 @@ fn attention_over_selected_positions() {
             b.t.record(RecordWrite { x: block, records: place(2) });
             let indexer = Indexer { q: index_q, weights: Value::NONE, keys: place(2) };
             let selection = b.t.op(IndexSelect { indexer, top_k, blocks: Value::NONE, block: 0, positions: true, y: Value::NONE });
-            b.t.op(SelectedAttention { q, heads, kv_heads, key_dim: dim, value_dim: dim, records: place(0), selection, scale: 1.5, y: Value::NONE })
+            b.t.op(SelectedAttention {
+                q,
+                heads,
+                kv_heads,
+                key_dim: dim,
+                value_dim: dim,
+                records: place(0),
+                selection,
+                scale: 1.5,
+                y: Value::NONE,
+            })
         });
     }
 }

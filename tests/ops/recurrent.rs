@@ -1,13 +1,15 @@
 //! Operations with a state that every token changes.
 
+use crate::bench::*;
 use metrale::backend::cpu::pack::Layout;
 use metrale::ops::{self, *};
 use metrale::weights::Declarations;
-use crate::bench::*;
 
 #[test]
 fn convolutions() {
-    for (channels, taps, dilation, silu, bias) in [(40, 4, 1, true, true), (16, 3, 1, false, false), (600, 4, 3, true, false), (7, 1, 1, false, true)] {
+    for (channels, taps, dilation, silu, bias) in
+        [(40, 4, 1, true, true), (16, 3, 1, false, false), (600, 4, 3, true, false), (7, 1, 1, false, true)]
+    {
         let declare = move |d: &mut Declarations| {
             d.slot("tail", ops::Conv::tail(taps, dilation) * channels);
             vec![d.vector("w", channels * taps, 0.0).0, d.vector("b", channels, 0.0).0]
@@ -15,7 +17,16 @@ fn convolutions() {
         compare(&format!("conv {channels}x{taps}/{dilation}"), declare, Layout::F32, 1e-6, |b, w| {
             let wide = b.given(channels + 24);
             let x = b.t.slice(wide, 8, channels);
-            b.t.op(ops::Conv { x, weight: WeightId(w[0]), bias: bias.then_some(WeightId(w[1])), taps, dilation, silu, slot: SlotId(0), y: Value::NONE })
+            b.t.op(ops::Conv {
+                x,
+                weight: WeightId(w[0]),
+                bias: bias.then_some(WeightId(w[1])),
+                taps,
+                dilation,
+                silu,
+                slot: SlotId(0),
+                y: Value::NONE,
+            })
         });
     }
 }

@@ -1,9 +1,9 @@
 //! Routers, routed products and gates.
 
+use crate::bench::*;
 use metrale::backend::cpu::pack::Layout;
 use metrale::ops::*;
 use metrale::weights::{Declarations, Part};
-use crate::bench::*;
 
 #[test]
 fn head_gates() {
@@ -66,7 +66,15 @@ fn routed_experts() {
         });
         compare(&format!("heads {layout:?}"), declare, layout, 5e-6, |b, w| {
             let x = b.given(experts * hidden);
-            b.t.op(ExpertLinear { x, q: Value::NONE, route: Value::NONE, weight: WeightId(w[0]), bias: None, slots: experts, y: Value::NONE })
+            b.t.op(ExpertLinear {
+                x,
+                q: Value::NONE,
+                route: Value::NONE,
+                weight: WeightId(w[0]),
+                bias: None,
+                slots: experts,
+                y: Value::NONE,
+            })
         });
     }
 }

@@ -46,7 +46,9 @@ fn weights(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
         .unwrap()
         .map(|e| e.unwrap().path())
-        .filter(|p| p.extension().is_some_and(|e| e == "safetensors") && p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("model")))
+        .filter(|p| {
+            p.extension().is_some_and(|e| e == "safetensors") && p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("model"))
+        })
         .collect();
     files.sort();
     files
@@ -89,7 +91,7 @@ impl Copy {
         self.write_config(to);
         for file in std::fs::read_dir(&self.source).unwrap().map(|e| e.unwrap().path()) {
             let name = file.file_name().unwrap().to_string_lossy().into_owned();
-            if name.starts_with("model") || name == "hf_quant_config.json" {
+            if name.starts_with("model") {
                 let link = to.path().join(&name);
                 #[cfg(unix)]
                 std::os::unix::fs::symlink(&file, link).unwrap();
@@ -102,9 +104,10 @@ impl Copy {
     /// Writes the config alone.
     pub fn write_config(&self, to: &Scratch) {
         to.file("config.json", self.config.to_string());
-        let quant = self.source.join("hf_quant_config.json");
-        if quant.exists() {
-            to.file("hf_quant_config.json", std::fs::read(quant).unwrap());
+        for file in ["hf_quant_config.json", "tokenizer.json"] {
+            if let Ok(bytes) = std::fs::read(self.source.join(file)) {
+                to.file(file, bytes);
+            }
         }
     }
 }

@@ -46,7 +46,8 @@ impl Golden {
     pub fn read(folder: &Path) -> Golden {
         let bytes = std::fs::read(folder.join("golden.safetensors")).expect("golden.safetensors");
         let file = SafeTensors::deserialize(&bytes).expect("a sound golden");
-        let json: serde_json::Value = serde_json::from_slice(&std::fs::read(folder.join("golden.json")).expect("golden.json")).expect("JSON");
+        let json: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(folder.join("golden.json")).expect("golden.json")).expect("JSON");
         let mut layers: Vec<(usize, String)> =
             file.names().into_iter().filter_map(|n| Some((n.strip_prefix("layer.")?.parse().ok()?, n.to_string()))).collect();
         layers.sort();
@@ -77,7 +78,12 @@ pub fn folders() -> Vec<PathBuf> {
     };
     for place in places {
         let Ok(entries) = std::fs::read_dir(place) else { continue };
-        found.extend(entries.flatten().map(|e| e.path()).filter(|p| p.join("golden.safetensors").exists() && !p.join("adapter_config.json").exists()));
+        found.extend(
+            entries
+                .flatten()
+                .map(|e| e.path())
+                .filter(|p| p.join("golden.safetensors").exists() && !p.join("adapter_config.json").exists()),
+        );
     }
     found.sort();
     found

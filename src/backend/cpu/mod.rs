@@ -9,6 +9,7 @@ pub mod arena;
 mod barrier;
 pub mod flush;
 pub mod pack;
+pub mod pause;
 pub mod pool;
 pub mod simd;
 

@@ -14,7 +14,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
 /// Threads that compute together: the caller of [`Pool::run`] and its workers.
@@ -115,8 +115,13 @@ impl Pool {
     ///
     /// A panic in `f` is an `Internal` error with its text. Calls from several threads take turns; a call from inside `f` is an error.
     pub fn run(&self, f: &(dyn Fn(&Worker<'_>) + Sync)) -> Result<()> {
+        self.run_unless(&|| false, f).map(|_| ())
+    }
+
+    /// As [`Pool::run`], but where another call has the pool and `give_up` says so, returns false instead of waiting on.
+    pub fn run_unless(&self, give_up: &dyn Fn() -> bool, f: &(dyn Fn(&Worker<'_>) + Sync)) -> Result<bool> {
         ensure!(!INSIDE.get(), Internal, "the worker pool was entered from inside one of its own jobs");
-        let _turn = lock(&self.running);
+        let Some(_turn) = lock_unless(&self.running, give_up) else { return Ok(false) };
         let shared = &*self.shared;
         if shared.count > 1 {
             // SAFETY: only the lifetime changes. No worker touches the pointer after it has lowered `pending`, and this function does
@@ -137,7 +142,7 @@ impl Pool {
             let text = std::mem::take(&mut *lock(&shared.failure));
             bail!(Internal, "a computation panicked: {text}");
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -281,6 +286,25 @@ pub fn available_threads() -> usize {
     // The standard library looks at sched_getaffinity and at cgroup v2 and v1 quotas.
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
+
+/// Waits for a lock in short naps, until `give_up` says that it is too late.
+pub(crate) fn lock_unless<'a, T>(mutex: &'a Mutex<T>, give_up: &dyn Fn() -> bool) -> Option<MutexGuard<'a, T>> {
+    let mut rounds = 0;
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if give_up() => return None,
+            // Short work is over within a few looks; for the rest the processor is better used by others.
+            Err(TryLockError::WouldBlock) if rounds < 20 => std::thread::yield_now(),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(NAP),
+        }
+        rounds += 1;
+    }
+}
+
+/// Between two looks at a lock.
+const NAP: std::time::Duration = std::time::Duration::from_micros(40);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // The data behind these locks is valid at every moment, so a panic elsewhere does not spoil it.

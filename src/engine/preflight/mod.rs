@@ -81,7 +81,12 @@ impl Counts {
         let key = key_of(config, &["num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers"]);
         let missing: BTreeSet<usize> = wanted.difference(found).copied().collect();
         if !missing.is_empty() {
-            let text = format!("{{}} asks for {} layers, the checkpoint has {}: nothing of {stem}.{}", wanted.len(), wanted.len() - missing.len(), ranges(&missing));
+            let text = format!(
+                "{{}} asks for {} layers, the checkpoint has {}: nothing of {stem}.{}",
+                wanted.len(),
+                wanted.len() - missing.len(),
+                ranges(&missing)
+            );
             let help = format!("is {key} right, or is a shard missing?");
             self.findings.push(Finding::new(Class::Layers, Kind::Mismatch, key, text).help(help));
             self.absent.extend(missing.iter().map(|n| format!("{stem}.{n}.")));
@@ -184,7 +189,7 @@ pub(super) fn misshapen(config: &Config<'_>, part: &Part, stored: &[usize], want
     let departing = wanted.iter().enumerate().filter(|(i, n)| stored.get(*i) != Some(n)).map(|(_, n)| *n);
     let mut sources: Vec<String> = Vec::new();
     for n in departing {
-        sources.extend(sources_of(config, n).into_iter().take(3));
+        sources.extend(sources_of(config, &part.tensor, n).into_iter().take(3));
     }
     sources.dedup();
     match sources.len() {
@@ -193,23 +198,48 @@ pub(super) fn misshapen(config: &Config<'_>, part: &Part, stored: &[usize], want
     }
 }
 
-/// Keys of the config that say `n`, by themselves or as heads times elements.
-fn sources_of(config: &Config<'_>, n: usize) -> Vec<String> {
-    let numbers: Vec<(&str, usize)> = config.entries().filter_map(|(k, v)| Some((k.as_str(), usize::try_from(v.as_u64()?).ok()?))).collect();
-    let size = |key: &str| !key.ends_with("_id") && !key.contains("position") && !key.contains("window") && !key.contains("layers");
-    let mut found: Vec<String> = numbers.iter().filter(|(key, v)| *v == n && n > 1 && size(key)).map(|(key, _)| (*key).to_string()).collect();
+/// Whether a key can be about a tensor at all: sizes of small models coincide.
+fn concerns(key: &str, tensor: &str) -> bool {
+    let tensor_has = |words: &[&str]| words.iter().any(|word| tensor.contains(word));
+    if ["_id", "_ids"].iter().any(|end| key.ends_with(end))
+        || ["position", "window", "layers", "length", "context"].iter().any(|word| key.contains(word))
+    {
+        return false;
+    }
+    if key.contains("vocab") {
+        return tensor_has(&["embed", "head.", "ngram", "tid2eid"]);
+    }
+    if key.contains("expert") || key.contains("intermediate") {
+        return tensor_has(&["mlp", "ffn", "feed_forward", "moe", "expert", "gate", "router", "mixer"]);
+    }
+    true
+}
+
+/// Keys of the config that say `n` for a tensor: by themselves, as heads times elements (a gate beside each query doubles it), or as
+/// the sum of two kinds of experts.
+fn sources_of(config: &Config<'_>, tensor: &str, n: usize) -> Vec<String> {
+    let number = |(key, value): (&'_ String, &serde_json::Value)| Some((key.clone(), usize::try_from(value.as_u64()?).ok()?));
+    let numbers: Vec<(String, usize)> = config.entries().filter_map(number).filter(|(key, _)| concerns(key, tensor)).collect();
+    let mut found: Vec<String> = numbers.iter().filter(|(_, v)| *v == n && n > 1).map(|(key, _)| key.clone()).collect();
     if !found.is_empty() {
         return found;
     }
+    let hidden = numbers.iter().find(|(key, _)| key == "hidden_size").map_or(0, |(_, v)| *v);
     for (heads, a) in numbers.iter().filter(|(key, _)| key.ends_with("heads")) {
-        for (dim, b) in numbers.iter().filter(|(key, _)| key.ends_with("head_dim") || *key == "hidden_size") {
-            let product = if *dim == "hidden_size" { *b } else { a.saturating_mul(*b) };
-            if product == n {
-                found.push(if *dim == "hidden_size" { (*heads).to_string() } else { format!("{heads} x {dim}") });
+        if hidden == n && !heads.contains("value") {
+            found.push(heads.clone());
+        }
+        for (dim, b) in numbers.iter().filter(|(key, _)| key.ends_with("head_dim")) {
+            let product = a.saturating_mul(*b);
+            if product == n || product.saturating_mul(2) == n {
+                found.push(format!("{heads} x {dim}"));
             }
         }
     }
-    found.dedup();
+    let experts: Vec<&(String, usize)> = numbers.iter().filter(|(key, _)| key.contains("expert")).collect();
+    for (i, (one, a)) in experts.iter().enumerate() {
+        found.extend(experts[i + 1..].iter().filter(|(_, b)| a.saturating_add(*b) == n && *b > 0).map(|(two, _)| format!("{one} + {two}")));
+    }
     found
 }
 
@@ -273,11 +303,14 @@ mod tests {
     #[test]
     fn a_departing_dimension_is_traced_to_its_keys() {
         let c = json!({"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 400, "pad_token_id": 400,
-            "sliding_window": 32, "num_hidden_layers": 9});
+            "sliding_window": 32, "num_hidden_layers": 9, "n_routed_experts": 9, "zero_expert_num": 3});
         let c = Config::new(&c).unwrap();
-        assert_eq!(sources_of(&c, 400), ["vocab_size"]);
-        assert_eq!(sources_of(&c, 128), ["num_attention_heads x head_dim"]);
-        assert_eq!(sources_of(&c, 32), ["num_key_value_heads x head_dim"]);
-        assert!(sources_of(&c, 7).is_empty());
+        let sources = |tensor: &str, n: usize| sources_of(&c, tensor, n);
+        assert_eq!(sources("lm_head.weight", 400), ["vocab_size"]);
+        assert_eq!(sources("self_attn.q_proj.weight", 128), ["num_attention_heads x head_dim"]);
+        assert_eq!(sources("self_attn.q_proj.weight", 256), ["num_attention_heads x head_dim"]);
+        assert_eq!(sources("self_attn.k_proj.weight", 32), ["num_key_value_heads x head_dim"]);
+        assert_eq!(sources("mlp.router.classifier.weight", 12), ["n_routed_experts + zero_expert_num"]);
+        assert!(sources("self_attn.q_proj.weight", 400).is_empty() && sources("self_attn.q_proj.weight", 7).is_empty());
     }
 }

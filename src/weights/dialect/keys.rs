@@ -196,7 +196,8 @@ impl<'a> Keys<'a> {
         if let Some(factors) = self.small_vector("rope_freqs.weight")? {
             return Ok(frequency_factors(factors));
         }
-        if let (Some(short), Some(long)) = (self.small_vector("rope_factors_short.weight")?, self.small_vector("rope_factors_long.weight")?) {
+        if let (Some(short), Some(long)) = (self.small_vector("rope_factors_short.weight")?, self.small_vector("rope_factors_long.weight")?)
+        {
             let mut scaling = json!({"rope_type": "longrope", "short_factor": short, "long_factor": long});
             if let Some(length) = self.u64("rope.scaling.original_context_length")? {
                 scaling["original_max_position_embeddings"] = json!(length);

@@ -8,7 +8,8 @@ use serde_json::json;
 
 pub(super) static DIALECT: Dialect = Dialect { architecture: "lfm2", config, top: TOP, layer: LAYER };
 
-const TOP: &[Rename] = &[same("token_embd", "model.embed_tokens"), same("token_embd_norm", "model.embedding_norm"), same("output", "lm_head")];
+const TOP: &[Rename] =
+    &[same("token_embd", "model.embed_tokens"), same("token_embd_norm", "model.embedding_norm"), same("output", "lm_head")];
 
 const LAYER: &[Rename] = &[
     same("attn_norm", "operator_norm"),

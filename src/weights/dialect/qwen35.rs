@@ -55,7 +55,8 @@ fn delta_nets(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     let inner = keys.need_u64("ssm.inner_size")?;
     if heads == 0 || !inner.is_multiple_of(heads) {
         let name = keys.key("ssm.inner_size");
-        return Err(Error::new(Kind::Mismatch, format!("{name} is {inner}, which {heads} heads (ssm.time_step_rank) do not share evenly")).named(name));
+        return Err(Error::new(Kind::Mismatch, format!("{name} is {inner}, which {heads} heads (ssm.time_step_rank) do not share evenly"))
+            .named(name));
     }
     let head_dim = config.get("head_dim").and_then(serde_json::Value::as_u64).unwrap_or(0).max(1);
     let rotary = keys.u64("rope.dimension_count")?.unwrap_or(head_dim / 4);

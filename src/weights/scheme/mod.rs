@@ -124,7 +124,11 @@ impl Lookup<'_> {
     fn plain(&self, piece: Piece) -> Result<Body> {
         // Tables of small integers exist under other names; matrices of 8-bit floats always have a scale.
         let float = matches!(piece.dtype, DType::F8E4M3 | DType::F8E5M2);
-        if is_codes(piece.dtype) && piece.shape.len() > 1 && (float || self.name.ends_with("weight")) && !self.settings.ignores(self.module()) {
+        if is_codes(piece.dtype)
+            && piece.shape.len() > 1
+            && (float || self.name.ends_with("weight"))
+            && !self.settings.ignores(self.module())
+        {
             let text = format!(
                 "{}: {} {:?} holds codes, but no scale is beside it; looked for {}_scale_inv, {}_scale and {}.scale",
                 piece.name,
@@ -171,7 +175,13 @@ impl Stored {
     pub(in crate::weights) fn find(checkpoint: &Checkpoint, settings: &Settings, name: &str) -> Result<Option<Stored>> {
         let at = Lookup { checkpoint, settings, name };
         if let Some(piece) = at.tensor().filter(|p| !is_codes(p.dtype)) {
-            return Ok(Some(Stored { name: name.into(), shape: piece.shape.clone(), scheme: "plain", output_major: false, body: Body::Plain(piece) }));
+            return Ok(Some(Stored {
+                name: name.into(),
+                shape: piece.shape.clone(),
+                scheme: "plain",
+                output_major: false,
+                body: Body::Plain(piece),
+            }));
         }
         for scheme in &SCHEMES {
             if let Some(body) = (scheme.find)(&at).map_err(|e| e.context(format!("{name} as {}", scheme.name)))? {

@@ -65,7 +65,9 @@ mod tests {
     use super::*;
 
     fn numbers(n: usize, seed: u32) -> Vec<f32> {
-        (0..n as u32).map(|i| ((i.wrapping_mul(2_654_435_761) ^ seed).wrapping_mul(2_246_822_519) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
+        (0..n as u32)
+            .map(|i| ((i.wrapping_mul(2_654_435_761) ^ seed).wrapping_mul(2_246_822_519) >> 8) as f32 / (1 << 23) as f32 - 1.0)
+            .collect()
     }
 
     /// `out[lane] = sum_i s[i][lane] * by[i]` in f64, from a state that a step has left behind.
@@ -98,7 +100,8 @@ mod tests {
                 let (mut state, mut out) = (before.clone(), [0.0; N]);
                 table.scan_read(&mut state, 0.3, &delta, &k, &q, &mut out);
                 for lane in 0..N {
-                    (0..keys).for_each(|i| close(state[i][lane], 0.3 * f64::from(before[i][lane]) + f64::from(k[i]) * f64::from(delta[lane])));
+                    (0..keys)
+                        .for_each(|i| close(state[i][lane], 0.3 * f64::from(before[i][lane]) + f64::from(k[i]) * f64::from(delta[lane])));
                     close(out[lane], read(&state, &q, lane));
                 }
             }

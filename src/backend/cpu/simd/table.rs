@@ -30,7 +30,12 @@ impl Table {
     /// Queries are good for `key_dim` reads and `value_dim` writes that nobody else touches; pages are good for the head's keys and values at
     /// every position the queries see, and nobody writes those now.
     pub unsafe fn attend(&self, a: &Attend<'_>) {
-        assert!((1..=QUERIES).contains(&a.queries.len()) && a.value_dim <= VALUE_DIM, "{} queries, values of {}", a.queries.len(), a.value_dim);
+        assert!(
+            (1..=QUERIES).contains(&a.queries.len()) && a.value_dim <= VALUE_DIM,
+            "{} queries, values of {}",
+            a.queries.len(),
+            a.value_dim
+        );
         assert!(a.queries.iter().all(|q| q.first <= q.last && q.last / PAGE < a.pages.len()), "a query sees past the last page");
         // SAFETY: the table exists only where its instructions do; the rest is the caller's promise.
         unsafe { (self.attend)(a) }
