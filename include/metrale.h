@@ -499,7 +499,7 @@ metrale_status metrale_tokenize(const metrale_model *model,
 // `flags`: `METRALE_DETOKENIZE_*`, or-ed. For tokens that arrive one by one use `metrale_text_new`. Output as in
 // `metrale_tokenize`. Any thread.
 //
-// Statuses: `METRALE_INVALID_TOKEN` with the index of the first token outside the vocabulary.
+// Statuses: `METRALE_INVALID_TOKEN` with the index of the first token outside the vocabulary, `METRALE_TOO_LARGE`.
 metrale_status metrale_detokenize(const metrale_model *model,
                                   const metrale_token *tokens,
                                   size_t count,
