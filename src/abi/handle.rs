@@ -43,7 +43,7 @@ macro_rules! opaque {
 pub(super) use opaque;
 
 /// Names of the kinds, for the message about a handle of the wrong one.
-const KINDS: [&str; 10] = ["", "error", "model", "sequence", "sampler", "text stream", "", "", "source", "load"];
+const KINDS: [&str; 9] = ["", "error", "model", "sequence", "sampler", "text stream", "grammar", "source", "load"];
 
 const KIND_BITS: u32 = 4;
 const INDEX_BITS: u32 = if usize::BITS == 64 { 28 } else { 16 };

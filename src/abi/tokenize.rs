@@ -48,7 +48,7 @@ pub extern "C" fn metrale_tokenize(
 /// `flags`: `METRALE_DETOKENIZE_*`, or-ed. For tokens that arrive one by one use `metrale_text_new`. Output as in
 /// `metrale_tokenize`. Any thread.
 ///
-/// Statuses: `METRALE_INVALID_TOKEN` with the index of the first token outside the vocabulary.
+/// Statuses: `METRALE_INVALID_TOKEN` with the index of the first token outside the vocabulary, `METRALE_TOO_LARGE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_detokenize(
     model: *const metrale_model,
@@ -64,6 +64,7 @@ pub extern "C" fn metrale_detokenize(
         let len = pointer::out(out_len, "out_len")?;
         pointer::flags(flags.into(), METRALE_DETOKENIZE_SKIP_SPECIAL.into(), "flags")?;
         let model = handle::get(model)?;
+        limit(count, "tokens")?;
         let tokens = pointer::slice(tokens, count, "tokens")?;
         let bytes = model.engine().tokenizer()?.decode(tokens, flags & METRALE_DETOKENIZE_SKIP_SPECIAL != 0)?;
         pointer::sized(&bytes, out, capacity, len)
@@ -119,9 +120,9 @@ pub extern "C" fn metrale_chat_render(
     })
 }
 
-/// Sizes are counted in 31 bits further down; more text than that is refused before it is looked at.
+/// Sizes are counted in 31 bits further down; more than that is refused before it is looked at.
 fn limit(len: usize, name: &str) -> Result<()> {
-    ensure!(len < i32::MAX as usize, TooLarge, "{name} has {len} bytes; at most {} can be handled", i32::MAX);
+    ensure!(len < i32::MAX as usize, TooLarge, "{name} has {len} elements; fewer than {} can be handled", i32::MAX);
     Ok(())
 }
 

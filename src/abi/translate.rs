@@ -81,7 +81,13 @@ pub extern "C" fn metrale_seq_beam(
         let search = BeamOptions {
             beams: or(host.beams, 5, "metrale_beam_options.beams")?,
             max_tokens: or(host.max_tokens, room, "metrale_beam_options.max_tokens")?,
-            length_penalty: if plain { 0.0 } else if host.length_penalty == 0.0 { 1.0 } else { host.length_penalty },
+            length_penalty: if plain {
+                0.0
+            } else if host.length_penalty == 0.0 {
+                1.0
+            } else {
+                host.length_penalty
+            },
             ignore_end: state.chooser.ignore_end,
         };
         let found = engine::beam(&state.sequence, &search)?;

@@ -5,6 +5,7 @@
 use std::ffi::{c_char, c_void};
 
 use super::error::ErrorObject;
+use super::grammar::GrammarObject;
 use super::handle::opaque;
 use super::loading::LoadingObject;
 use super::model::ModelObject;
@@ -39,6 +40,11 @@ pub struct metrale_sampler {
     _opaque: [u8; 0],
 }
 
+/// A compiled grammar: immutable, may serve any number of sequences of its model.
+pub struct metrale_grammar {
+    _opaque: [u8; 0],
+}
+
 /// Turns one sequence's tokens into text that is whole UTF-8 at every moment.
 pub struct metrale_text {
     _opaque: [u8; 0],
@@ -59,8 +65,9 @@ opaque!(metrale_model, ModelObject, 2, "model");
 opaque!(metrale_seq, SequenceObject, 3, "sequence");
 opaque!(metrale_sampler, SamplerObject, 4, "sampler");
 opaque!(metrale_text, TextObject, 5, "text stream");
-opaque!(metrale_source, SourceObject, 8, "source");
-opaque!(metrale_loading, LoadingObject, 9, "load");
+opaque!(metrale_grammar, GrammarObject, 6, "grammar");
+opaque!(metrale_source, SourceObject, 7, "source");
+opaque!(metrale_loading, LoadingObject, 8, "load");
 
 /// Called while a model loads, on the thread that loads. Both numbers are those of the phase; `total_bytes` is 0 while
 /// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped),

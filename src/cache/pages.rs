@@ -45,8 +45,9 @@ impl PagePool {
 
     /// Bytes that a pool holds once `sequences` sequences of `positions` positions are full.
     pub fn planned(page_bytes: usize, positions: usize, sequences: usize) -> u64 {
-        let pages = positions.div_ceil(PAGE).saturating_mul(sequences).next_multiple_of(slab(positions));
-        pages as u64 * page_bytes.next_multiple_of(64) as u64
+        // The caller decides the number of sequences: sums stop at the largest number.
+        let pages = positions.div_ceil(PAGE).saturating_mul(sequences).checked_next_multiple_of(slab(positions)).unwrap_or(usize::MAX);
+        (pages as u64).saturating_mul(page_bytes.checked_next_multiple_of(64).unwrap_or(usize::MAX) as u64)
     }
 
     fn take(self: &Arc<Self>) -> Result<Page> {

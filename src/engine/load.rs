@@ -13,11 +13,12 @@ use crate::cache::{PagePool, State, StatePool};
 use crate::error::{Error, Kind, Result};
 use crate::ops::Weight;
 use crate::options::LoadOptions;
+use crate::sampling::Vocabulary;
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::weights::{Access, Input, Role};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Bytes of one step of a load that nobody slices: large enough to keep every worker busy, small enough to cancel between.
 const SLICE: usize = 32 << 20;
@@ -38,6 +39,8 @@ pub struct Engine {
     pub(super) zero: Arc<State>,
     pub(super) tokenizer: Result<Arc<Tokenizer>>,
     pub(super) template: Result<ChatTemplate>,
+    /// The tokens for grammars, made when the first grammar is.
+    pub(super) grammar_vocabulary: OnceLock<Arc<Vocabulary>>,
 }
 
 /// Loads a checkpoint: a Hugging Face folder or a GGUF file. `progress` is called between slices of work on the calling thread
@@ -81,6 +84,15 @@ impl Engine {
     /// The chat template, or why there is none.
     pub fn chat_template(&self) -> Result<&ChatTemplate> {
         self.template.as_ref().map_err(Clone::clone)
+    }
+
+    /// The tokens as grammars see them, or why there are none.
+    pub fn grammar_vocabulary(&self) -> Result<&Arc<Vocabulary>> {
+        if let Some(made) = self.grammar_vocabulary.get() {
+            return Ok(made);
+        }
+        let made = Vocabulary::of(self.tokenizer()?, self.info.vocab, &self.info.end_tokens)?;
+        Ok(self.grammar_vocabulary.get_or_init(|| made))
     }
 
     /// Whether a token ends a generation.

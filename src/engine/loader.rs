@@ -24,7 +24,7 @@ use crate::ops::{ExpertCache, Weight};
 use crate::options::{Compute, LoadOptions};
 use crate::text::Tokenizer;
 use crate::weights::{Checkpoint, Input, Reading, Role, Source, WeightSpec};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// How far a load is.
 #[derive(Clone, Copy, Debug)]
@@ -195,7 +195,22 @@ impl Weights {
             end_tokens,
             drafts: prepared.drafts.clone(),
         };
-        let (alarm, cost) = (Arc::default(), Cost::default());
-        Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, stepper, alarm, cost, pools, states, zero, tokenizer, template }))
+        Ok(Arc::new(Engine {
+            prepared,
+            info,
+            plan,
+            weights,
+            pool,
+            runner,
+            stepper,
+            alarm: Arc::default(),
+            cost: Cost::default(),
+            pools,
+            states,
+            zero,
+            tokenizer,
+            template,
+            grammar_vocabulary: OnceLock::new(),
+        }))
     }
 }

@@ -197,7 +197,7 @@ impl Prepared {
         let bytes = |shape: Shape| -> Result<u64> { Ok(self.program(shape, false, &[])?.0.workspace_bytes() as u64) };
         let small = bytes(Shape::ALL[0])?.max(bytes(Shape::ALL[1])?);
         let encoder = self.encoder_program(self.context, &[])?.map_or(0, |(encoder, _)| encoder.workspace_bytes() as u64);
-        let scratch = bytes(Shape::ALL[2])?.max(small).max(encoder) + bytes(Shape::STEPS[2])?.max(small);
+        let scratch = bytes(Shape::ALL[2])?.max(small).max(encoder).saturating_add(bytes(Shape::STEPS[2])?.max(small));
         // Each sequence has a committed and a spare state, and all share the one before any token.
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
         let states = (sequences as u64).saturating_mul(2).saturating_add(1).saturating_mul(4);
