@@ -5,8 +5,8 @@
 
 use super::detect::{self, Content, Found};
 use super::gguf::Gguf;
-use super::source::{self, Access, Source};
 use super::scheme::{Piece, Settings, Stored};
+use super::source::{self, Access, Source};
 use super::{TensorInfo, dialect, index, json, native, safetensors};
 use crate::bail;
 use crate::error::{Context, Error, Kind, Result};
@@ -296,7 +296,9 @@ impl Checkpoint {
     /// A folder out of its parts. Where the file is Mistral's own, or there is no `config.json`, `params.json` says the same.
     fn assemble(folder: PathBuf, files: Vec<Arc<Source>>, mut tensors: Vec<Located>) -> Result<Checkpoint> {
         let path = folder.join("config.json");
-        let own = files.first().is_some_and(|f| Path::new(f.label()).file_name().is_some_and(|n| n.to_string_lossy().starts_with("consolidated")));
+        let own = files
+            .first()
+            .is_some_and(|f| Path::new(f.label()).file_name().is_some_and(|n| n.to_string_lossy().starts_with("consolidated")));
         let mut found = if own { None } else { read_json(&path, MAX_CONFIG)? };
         if found.is_none()
             && let Some(params) = read_json(&folder.join(native::PARAMS), MAX_CONFIG)?
