@@ -30,6 +30,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// A path or file is read into memory while it is loaded, rather than mapped. The file may change afterwards, and
+// shortening it meanwhile is an error rather than SIGBUS. Its bytes stay in memory as long as the model.
+#define METRALE_SOURCE_READ 1
+
+// A buffer is copied at once, and the host's may go.
+#define METRALE_SOURCE_COPY 2
+
 // Precision of the mathematics: the library's default (`METRALE_COMPUTE` in the environment, else fast).
 #define METRALE_COMPUTE_DEFAULT 0
 
@@ -100,6 +107,9 @@ typedef struct metrale_error metrale_error;
 // A compiled grammar: immutable, may serve any number of sequences of its model.
 typedef struct metrale_grammar metrale_grammar;
 
+// A model that is being loaded, a little with each `metrale_load_step`.
+typedef struct metrale_loading metrale_loading;
+
 // A loaded model: immutable, shared by its sequences, safe to use from any number of threads at once.
 typedef struct metrale_model metrale_model;
 
@@ -110,6 +120,9 @@ typedef struct metrale_sampler metrale_sampler;
 // one gets `METRALE_BUSY`.
 typedef struct metrale_seq metrale_seq;
 
+// Where a model's bytes come from: immutable, may be loaded any number of times.
+typedef struct metrale_source metrale_source;
+
 // Turns one sequence's tokens into text that is whole UTF-8 at every moment.
 typedef struct metrale_text metrale_text;
 
@@ -118,8 +131,9 @@ typedef struct metrale_text metrale_text;
 // this header does not name; their sign still tells.
 typedef int32_t metrale_status;
 
-// Called while a model loads, on the thread that called `metrale_load`. `total` may be 0 while it is not known.
-// `phase` is a short word, valid during the call. A result other than 0 cancels the load (`METRALE_CANCELLED`).
+// Called while a model loads, on the thread that loads. Both numbers are those of the phase; `total_bytes` is 0 while
+// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped),
+// `"weights"`, `"done"`. A result other than 0 cancels the load (`METRALE_CANCELLED`), the last call's as well.
 // The function must return: no exception and no `longjmp` may leave it.
 typedef int32_t (*metrale_progress_fn)(void *user, uint64_t done_bytes, uint64_t total_bytes, const char *phase);
 
@@ -164,6 +178,24 @@ typedef struct {
     // The sum.
     uint64_t total;
 } metrale_memory_plan;
+
+// Fills `len` bytes at `into` with a source's bytes from `offset` on, and returns how many it filled. Everything but
+// `len` is a failure and ends the load with `METRALE_IO`: a negative number, or fewer. `offset + len` is never more
+// than the length given to `metrale_source_reader`. Called in order, each byte once for each load, only inside the
+// functions that load and on their thread. The function must return: no exception and no `longjmp` may leave it.
+typedef int64_t (*metrale_read_at_fn)(void *user, uint64_t offset, void *into, size_t len);
+
+// How far a load is. Set `struct_size` before the call.
+typedef struct {
+    // `sizeof(metrale_load_progress)` as the host was compiled.
+    size_t struct_size;
+    // Bytes of this phase done so far.
+    uint64_t done_bytes;
+    // Bytes of this phase in all; 0 while that is not known.
+    uint64_t total_bytes;
+    // `"reading"`, `"weights"` or `"done"`: NUL-terminated, lives as long as the library.
+    const char *phase;
+} metrale_load_progress;
 
 // A token id. Negative values are never ids.
 typedef int32_t metrale_token;
@@ -277,7 +309,8 @@ typedef struct {
 // The buffer is too small. The needed size was written to the size output, and nothing else.
 #define METRALE_MORE 1
 
-// Success, and every sequence of the call has just produced a token that ends generation.
+// Success, and there is nothing left to do: every sequence of the call has just produced a token that ends generation, or
+// what was to be cancelled had finished before.
 #define METRALE_DONE 2
 
 // Nothing wrong, nothing done yet: call again.
@@ -441,6 +474,59 @@ metrale_status metrale_plan(const char *path,
                             metrale_memory_plan *out,
                             metrale_error **err);
 
+// A GGUF file (of a split one the first part) or a folder with `config.json`, as for `metrale_load`. `path` is
+// NUL-terminated, in the system's encoding, and copied. `flags` is 0, which maps files, or `METRALE_SOURCE_READ`; a
+// folder's files and those of a split model are then read in one step of the load. On success `*out` is a handle for
+// `metrale_source_free`. What the path leads to is looked at when it is loaded. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_UNKNOWN_OPTION`; with `METRALE_SOURCE_READ` also `METRALE_NOT_FOUND`,
+// `METRALE_IO`, `METRALE_NOT_A_MODEL`.
+metrale_status metrale_source_path(const char *path, uint64_t flags, metrale_source **out, metrale_error **err);
+
+// One whole GGUF file in memory, at any address. With `flags` 0 nothing is copied: the `len` bytes must stay, and stay
+// the same, until the source, its loads, and the models made from it with all their sequences are gone. With
+// `METRALE_SOURCE_COPY` they are copied at once. On success `*out` is a handle for `metrale_source_free`. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_UNKNOWN_OPTION`, `METRALE_OUT_OF_MEMORY`.
+metrale_status metrale_source_buffer(const uint8_t *bytes,
+                                     size_t len,
+                                     uint64_t flags,
+                                     metrale_source **out,
+                                     metrale_error **err);
+
+// One whole GGUF file inside an open regular file: `len` bytes from `offset` on, or all from there with `len` 0.
+// `offset` may be any number, so that a model can lie inside a container. `fd` is duplicated: the host may close it at
+// once, and its position is neither used nor moved. `flags` is 0, which maps the bytes, or `METRALE_SOURCE_READ`. On
+// success `*out` is a handle for `metrale_source_free`. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (no open file), `METRALE_UNKNOWN_OPTION`, `METRALE_NOT_A_MODEL` (a pipe, a device,
+// a directory), `METRALE_CORRUPT_FILE` (the file ends earlier), `METRALE_IO`, `METRALE_UNSUPPORTED` (not on this system).
+//
+// A file that somebody else shortens while its bytes are mapped ends the process with SIGBUS.
+metrale_status metrale_source_fd(int32_t fd,
+                                 uint64_t offset,
+                                 uint64_t len,
+                                 uint64_t flags,
+                                 metrale_source **out,
+                                 metrale_error **err);
+
+// One whole GGUF file of `len` bytes that the host reads: see `metrale_read_at_fn` for what `read_at` has to do. Its
+// bytes stay in memory as long as a model made from them. `user` is handed to `read_at` and must stay valid until the
+// source and its loads are gone; a finished model needs neither. Loads of one source on several threads call `read_at`
+// on several threads. `flags` must be 0. On success `*out` is a handle for `metrale_source_free`. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_UNKNOWN_OPTION`.
+metrale_status metrale_source_reader(metrale_read_at_fn read_at,
+                                     void *user,
+                                     uint64_t len,
+                                     uint64_t flags,
+                                     metrale_source **out,
+                                     metrale_error **err);
+
+// Gives up a source. Loads that have begun and models made from it go on. NULL and handles that are none are ignored.
+// Any thread.
+void metrale_source_free(metrale_source *source);
+
 // Loads a model from a GGUF file or a folder with `config.json`. `path` is NUL-terminated, in the system's encoding;
 // `options` may be NULL. On success `*out` is a handle for `metrale_free`. Blocks until the model is ready; the
 // progress callback can cancel. Any thread; several loads may run at once.
@@ -453,6 +539,53 @@ metrale_status metrale_load(const char *path,
                             const metrale_load_options *options,
                             metrale_model **out,
                             metrale_error **err);
+
+// Loads a model from a source: like `metrale_load`, which is the same for a path. `options` may be NULL. On success `*out`
+// is a handle for `metrale_free`. Blocks until the model is ready; the progress callback can cancel. The source may be
+// freed afterwards. Any thread; several loads of one source may run at once.
+//
+// Statuses: as for `metrale_load`; `METRALE_IO` names what a reader did not give, with its offset;
+// `METRALE_UNSUPPORTED` for safetensors bytes, and parts of a split GGUF, that do not come by path.
+metrale_status metrale_load_source(const metrale_source *source,
+                                   const metrale_load_options *options,
+                                   metrale_model **out,
+                                   metrale_error **err);
+
+// Begins to load a model from a source without reading anything yet; `metrale_load_step` does the work. `options` may be
+// NULL. On success `*out` is a handle for `metrale_loading_free`. Each begin is a load of its own, also of the same
+// source, and the source may be freed at once. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_INVALID_HANDLE`, `METRALE_UNKNOWN_OPTION`, `METRALE_OUT_OF_MEMORY`.
+metrale_status metrale_load_begin(const metrale_source *source,
+                                  const metrale_load_options *options,
+                                  metrale_loading **out,
+                                  metrale_error **err);
+
+// Works on a load for about `budget_ns` nanoseconds and at least one slice: 0 is the least there is, `UINT64_MAX` does
+// all. Bytes are read and weights packed in slices of a fraction of a millisecond; headers, the tokenizer and the
+// workspace are each one slice that cannot be cut. `METRALE_AGAIN` while there is more to do. `METRALE_OK` once, with the
+// model in `*out`, a handle for `metrale_free`. `progress`, which may be NULL, is filled in both cases. Steps may come
+// from different threads, one at a time; the progress callback runs inside of them.
+//
+// Statuses: as for `metrale_load_source`. After an error everything the load held is freed, and every further step
+// returns that error; after `METRALE_OK` a step is `METRALE_INVALID_STATE`. `METRALE_BUSY` while another thread steps.
+metrale_status metrale_load_step(metrale_loading *loading,
+                                 uint64_t budget_ns,
+                                 metrale_load_progress *progress,
+                                 metrale_model **out,
+                                 metrale_error **err);
+
+// Cancels a load. `METRALE_OK`: there will be no model, every step from now on is `METRALE_CANCELLED`, and a step that is
+// running ends so after its slice; what the load held is freed then, or at once when none is running. `METRALE_DONE`: too
+// late, a step has handed out the model or is about to, and it is the host's. Cancelling again is `METRALE_OK`, and so is
+// cancelling a load that failed. Any thread, also inside a callback of the load.
+metrale_status metrale_load_cancel(metrale_loading *loading,
+                                   metrale_error **err);
+
+// Gives up a load, finished or not, and frees what it holds; a model that was handed out stays. A step that is running
+// on another thread ends with `METRALE_CANCELLED`, or with the model. NULL and handles that are none are ignored. Any
+// thread.
+void metrale_loading_free(metrale_loading *loading);
 
 // Gives up a handle of a model. The memory goes once the model's other handles, sequences, text streams and running
 // calls are gone too. NULL and handles that are none (freed before, for example) are ignored. Any thread.

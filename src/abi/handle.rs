@@ -43,7 +43,7 @@ macro_rules! opaque {
 pub(super) use opaque;
 
 /// Names of the kinds, for the message about a handle of the wrong one.
-const KINDS: [&str; 7] = ["", "error", "model", "sequence", "sampler", "text stream", "grammar"];
+const KINDS: [&str; 9] = ["", "error", "model", "sequence", "sampler", "text stream", "grammar", "source", "load"];
 
 const KIND_BITS: u32 = 4;
 const INDEX_BITS: u32 = if usize::BITS == 64 { 28 } else { 16 };
@@ -196,7 +196,7 @@ fn place<O: Opaque>(handle: *const O) -> Result<Place> {
     let kind = number & ((1 << KIND_BITS) - 1);
     if kind != O::KIND {
         match KINDS.get(kind) {
-            Some(other) if kind > 0 => bail!(InvalidHandle, "this is a {other} handle, a {} is expected", O::NAME),
+            Some(other) if !other.is_empty() => bail!(InvalidHandle, "this is a {other} handle, a {} is expected", O::NAME),
             _ => bail!(InvalidHandle, "{number:#x} is not a {} handle, nor any other", O::NAME),
         }
     }

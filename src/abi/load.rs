@@ -87,7 +87,7 @@ fn dtype(name: &str) -> Result<DType> {
 }
 
 /// The host's callback as a closure; `None` when there is no callback.
-fn reporter(callback: metrale_progress_fn, user: *mut c_void) -> Option<impl FnMut(Progress) -> ControlFlow<()>> {
+pub(super) fn reporter(callback: metrale_progress_fn, user: *mut c_void) -> Option<impl FnMut(Progress) -> ControlFlow<()>> {
     let callback = callback?;
     Some(move |progress: Progress| {
         // Phases are short words; a fixed buffer gives them their NUL.

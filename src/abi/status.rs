@@ -13,7 +13,8 @@ pub type metrale_status = i32;
 pub const METRALE_OK: metrale_status = 0;
 /// The buffer is too small. The needed size was written to the size output, and nothing else.
 pub const METRALE_MORE: metrale_status = 1;
-/// Success, and every sequence of the call has just produced a token that ends generation.
+/// Success, and there is nothing left to do: every sequence of the call has just produced a token that ends generation, or
+/// what was to be cancelled had finished before.
 pub const METRALE_DONE: metrale_status = 2;
 /// Nothing wrong, nothing done yet: call again.
 pub const METRALE_AGAIN: metrale_status = 3;

@@ -7,9 +7,11 @@ use std::ffi::{c_char, c_void};
 use super::error::ErrorObject;
 use super::grammar::GrammarObject;
 use super::handle::opaque;
+use super::loading::LoadingObject;
 use super::model::ModelObject;
 use super::sampler::SamplerObject;
 use super::sequence::SequenceObject;
+use super::source::SourceObject;
 use super::status::metrale_status;
 use super::text::TextObject;
 use super::versioned::Versioned;
@@ -48,18 +50,57 @@ pub struct metrale_text {
     _opaque: [u8; 0],
 }
 
+/// Where a model's bytes come from: immutable, may be loaded any number of times.
+pub struct metrale_source {
+    _opaque: [u8; 0],
+}
+
+/// A model that is being loaded, a little with each `metrale_load_step`.
+pub struct metrale_loading {
+    _opaque: [u8; 0],
+}
+
 opaque!(metrale_error, ErrorObject, 1, "error");
 opaque!(metrale_model, ModelObject, 2, "model");
 opaque!(metrale_seq, SequenceObject, 3, "sequence");
 opaque!(metrale_sampler, SamplerObject, 4, "sampler");
 opaque!(metrale_text, TextObject, 5, "text stream");
 opaque!(metrale_grammar, GrammarObject, 6, "grammar");
+opaque!(metrale_source, SourceObject, 7, "source");
+opaque!(metrale_loading, LoadingObject, 8, "load");
 
-/// Called while a model loads, on the thread that called `metrale_load`. `total` may be 0 while it is not known.
-/// `phase` is a short word, valid during the call. A result other than 0 cancels the load (`METRALE_CANCELLED`).
+/// Called while a model loads, on the thread that loads. Both numbers are those of the phase; `total_bytes` is 0 while
+/// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped),
+/// `"weights"`, `"done"`. A result other than 0 cancels the load (`METRALE_CANCELLED`), the last call's as well.
 /// The function must return: no exception and no `longjmp` may leave it.
 pub type metrale_progress_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, done_bytes: u64, total_bytes: u64, phase: *const c_char) -> i32>;
+
+/// Fills `len` bytes at `into` with a source's bytes from `offset` on, and returns how many it filled. Everything but
+/// `len` is a failure and ends the load with `METRALE_IO`: a negative number, or fewer. `offset + len` is never more
+/// than the length given to `metrale_source_reader`. Called in order, each byte once for each load, only inside the
+/// functions that load and on their thread. The function must return: no exception and no `longjmp` may leave it.
+pub type metrale_read_at_fn = Option<unsafe extern "C" fn(user: *mut c_void, offset: u64, into: *mut c_void, len: usize) -> i64>;
+
+/// A path or file is read into memory while it is loaded, rather than mapped. The file may change afterwards, and
+/// shortening it meanwhile is an error rather than SIGBUS. Its bytes stay in memory as long as the model.
+pub const METRALE_SOURCE_READ: u64 = 1;
+/// A buffer is copied at once, and the host's may go.
+pub const METRALE_SOURCE_COPY: u64 = 2;
+
+/// How far a load is. Set `struct_size` before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_load_progress {
+    /// `sizeof(metrale_load_progress)` as the host was compiled.
+    pub struct_size: usize,
+    /// Bytes of this phase done so far.
+    pub done_bytes: u64,
+    /// Bytes of this phase in all; 0 while that is not known.
+    pub total_bytes: u64,
+    /// `"reading"`, `"weights"` or `"done"`: NUL-terminated, lives as long as the library.
+    pub phase: *const c_char,
+}
 
 /// Precision of the mathematics: the library's default (`METRALE_COMPUTE` in the environment, else fast).
 pub const METRALE_COMPUTE_DEFAULT: u32 = 0;
@@ -254,6 +295,10 @@ pub struct metrale_text_piece {
 // may all be zero.
 unsafe impl Versioned for metrale_load_options {
     const NAME: &'static str = "metrale_load_options";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_load_progress {
+    const NAME: &'static str = "metrale_load_progress";
 }
 // SAFETY: as above.
 unsafe impl Versioned for metrale_memory_plan {

@@ -1,95 +1,69 @@
-//! Loading: from a path to an engine that runs.
+//! The loaded model, and the load that does not stop before it is there.
 
 use super::cancel::Alarm;
 use super::cost::Cost;
 use super::info::Info;
-use super::pack::{self, Supply};
+use super::loader::{Loader, Progress};
 use super::plan::Plan;
-use super::preflight;
 use super::prepare::Prepared;
-use super::runner::{Runner, Shape};
+use super::runner::Runner;
 use super::scheduler::Stepper;
-use super::synthetic::Random;
-use super::vocabulary;
-use crate::backend::cpu::pool::{Pool, available_threads, lock_unless};
-use crate::backend::cpu::simd;
-use crate::cache::{PagePool, State, StateLayout, StatePool};
+use crate::backend::cpu::pool::{Pool, lock_unless};
+use crate::cache::{PagePool, State, StatePool};
 use crate::error::{Error, Kind, Result};
-use crate::ops::{ExpertCache, Weight};
-use crate::options::{Compute, LoadOptions};
+use crate::ops::Weight;
+use crate::options::LoadOptions;
 use crate::sampling::Vocabulary;
 use crate::text::{ChatTemplate, Tokenizer};
-use crate::weights::{Role, Source, WeightSpec};
+use crate::weights::{Access, Input, Role};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// How far a load is.
-#[derive(Clone, Copy, Debug)]
-pub struct Progress {
-    /// Bytes of weights made so far.
-    pub done_bytes: u64,
-    /// Bytes of weights in all.
-    pub total_bytes: u64,
-    /// What is being done.
-    pub phase: &'static str,
-}
+/// Bytes of one step of a load that nobody slices: large enough to keep every worker busy, small enough to cancel between.
+const SLICE: usize = 32 << 20;
 
 /// A loaded model: immutable, shared by its sequences.
 pub struct Engine {
     pub(super) prepared: Prepared,
-    info: Info,
-    plan: Plan,
-    weights: Vec<Weight>,
-    pool: Pool,
-    runner: Mutex<Runner>,
-    stepper: Mutex<Stepper>,
-    alarm: Arc<Alarm>,
-    cost: Cost,
-    pools: Vec<Arc<PagePool>>,
-    states: Arc<StatePool>,
-    zero: Arc<State>,
-    tokenizer: Result<Arc<Tokenizer>>,
-    template: Result<ChatTemplate>,
+    pub(super) info: Info,
+    pub(super) plan: Plan,
+    pub(super) weights: Vec<Weight>,
+    pub(super) pool: Pool,
+    pub(super) runner: Mutex<Runner>,
+    pub(super) stepper: Mutex<Stepper>,
+    pub(super) alarm: Arc<Alarm>,
+    pub(super) cost: Cost,
+    pub(super) pools: Vec<Arc<PagePool>>,
+    pub(super) states: Arc<StatePool>,
+    pub(super) zero: Arc<State>,
+    pub(super) tokenizer: Result<Arc<Tokenizer>>,
+    pub(super) template: Result<ChatTemplate>,
     /// The tokens for grammars, made when the first grammar is.
-    grammar_vocabulary: OnceLock<Arc<Vocabulary>>,
+    pub(super) grammar_vocabulary: OnceLock<Arc<Vocabulary>>,
 }
 
-/// Loads a checkpoint: a Hugging Face folder or a GGUF file. `progress` is called between tensors on the calling thread and may stop the load.
-pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>) -> Result<Arc<Engine>> {
-    let prepared = Prepared::new(path, options)?;
-    let plan = prepared.plan(1)?;
-    preflight::check_memory(&plan, prepared.context, options.memory)?;
-    let threads = if options.threads == 0 { available_threads() } else { options.threads };
-    let pool = Pool::new(threads)?;
-    let mut report = |done_bytes: u64, phase: &'static str| -> Result<()> {
-        let Some(progress) = progress.as_mut() else { return Ok(()) };
-        match progress(Progress { done_bytes, total_bytes: plan.weights, phase }) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(Error::new(Kind::Cancelled, "the host cancelled the load")),
+/// Loads a checkpoint: a Hugging Face folder or a GGUF file. `progress` is called between slices of work on the calling thread
+/// and may stop the load.
+pub fn load(path: &Path, options: &LoadOptions, progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>) -> Result<Arc<Engine>> {
+    load_from(Input::path(path, Access::Map)?, options, progress)
+}
+
+/// As [`load`], from wherever the bytes come.
+pub fn load_from(input: Input, options: &LoadOptions, mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>) -> Result<Arc<Engine>> {
+    let mut loader = Loader::new(input, options);
+    loop {
+        let engine = loader.step(SLICE)?;
+        if let Some(progress) = progress.as_mut()
+            && progress(loader.progress()).is_break()
+        {
+            return Err(Error::new(Kind::Cancelled, "the host cancelled the load"));
         }
-    };
-    report(0, "weights")?;
-    let supply = match options.synthetic {
-        Some(synthetic) => Supply::Random(Random::new(synthetic)),
-        None => Supply::Checkpoint(Arc::clone(&prepared.checkpoint)),
-    };
-    let mut weights = crate::error::vec_with_capacity(prepared.declarations.weights.len(), "the list of weights")?;
-    let mut done = 0;
-    let experts = Arc::new(ExpertCache::new(prepared.expert_budget.unwrap_or(0)));
-    for (index, spec) in prepared.declarations.weights.iter().enumerate() {
-        if prepared.pages(spec)? {
-            weights.push(pack::paged(&prepared.checkpoint, spec, &prepared.layouts[index], &experts)?);
-            continue;
+        if let Some(engine) = engine {
+            return Ok(engine);
         }
-        let weight = pack::read(&supply, spec, &prepared.layouts[index], &pool)?;
-        done += weight.bytes() as u64;
-        weights.push(weight);
-        if matches!(spec.role, Role::Matrix | Role::Experts) {
-            spec.parts().for_each(|part| prepared.checkpoint.release(&part.tensor));
-        }
-        report(done.min(plan.weights), "weights")?;
     }
+<<<<<<< HEAD
     let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, prepared.model.dims().vocab)?);
     let zero = states.zero()?;
     let encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
@@ -142,6 +116,8 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         template,
         grammar_vocabulary: OnceLock::new(),
     }))
+=======
+>>>>>>> sources
 }
 
 impl Engine {

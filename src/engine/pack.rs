@@ -5,7 +5,7 @@ use super::synthetic::Random;
 use crate::backend::cpu::pack::{CodeRow, LANES, Layout, Packed};
 use crate::backend::cpu::pool::Pool;
 use crate::error::{Error, Kind, Result, vec_filled};
-use crate::ops::{ExpertCache, Matrix, PagedExperts, PanelSource, StoredRows, Weight};
+use crate::ops::{ExpertCache, PagedExperts, PanelSource, StoredRows, Weight};
 use crate::options::Compute;
 use crate::quant::{self, Unpacked};
 use crate::tensor::DType;
@@ -21,30 +21,13 @@ pub(super) enum Supply {
     Random(Random),
 }
 
-/// Reads one weight.
-pub(super) fn read(supply: &Supply, spec: &WeightSpec, layouts: &[Layout], pool: &Pool) -> Result<Weight> {
-    let one = |parts: &[Part], layouts: &[Layout]| -> Result<Matrix> {
-        let mut packed = Vec::with_capacity(parts.len());
-        for (part, layout) in parts.iter().zip(layouts) {
-            packed.push(matrix(supply, part, spec.cols, *layout, pool).map_err(|e| e.context(&part.tensor))?);
-        }
-        Ok(Matrix { parts: packed })
-    };
+/// Reads a weight that is not a matrix; [`Packing`] makes those.
+pub(super) fn read(supply: &Supply, spec: &WeightSpec) -> Result<Weight> {
     match (&spec.source, spec.role) {
         (Source::Constant(values), _) => Ok(Weight::Vector(values.clone())),
         (Source::Tensors(parts), Role::Vector { add }) => vector(supply, parts, add).map(Weight::Vector),
         (Source::Tensors(parts), Role::Rows) => stored(supply, parts, spec.cols),
-        (Source::Tensors(parts), _) => one(parts, layouts).map(Weight::Matrix),
-        (Source::Experts(experts), _) => {
-            let mut layouts = layouts;
-            let mut matrices = crate::error::vec_with_capacity(experts.len(), "the list of experts")?;
-            for parts in experts {
-                let (own, rest) = layouts.split_at(parts.len().min(layouts.len()));
-                matrices.push(one(parts, own)?);
-                layouts = rest;
-            }
-            Ok(Weight::Experts(matrices))
-        }
+        (Source::Tensors(_) | Source::Experts(_), _) => bail!(Internal, "{}: is a matrix", spec.name),
     }
 }
 
@@ -142,61 +125,106 @@ fn stored_rows(supply: &Supply, part: &Part, cols: usize) -> Result<Box<dyn Stor
     })
 }
 
-/// Packs one tensor, panels shared among the pool's workers.
-fn matrix(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool) -> Result<Packed> {
-    let mut packed = Packed::new(layout, part.rows, cols)?;
-    let tensor = match supply {
-        Supply::Checkpoint(checkpoint) => Some(find(checkpoint, &part.tensor)?),
-        Supply::Random(_) => None,
-    };
-    let part = &tensor.as_ref().map_or_else(|| part.clone(), |stored| oriented(part, stored));
-    let columns = match (&tensor, part.pick) {
-        (Some(stored), Pick::Transposed { of, index, from, .. }) => Some(columns(stored, part, of[2], index * of[1] + from, cols, pool)?),
-        _ => None,
-    };
-    let panels: Vec<Mutex<&mut [u8]>> = packed.panels_mut().map(Mutex::new).collect();
-    let counter = AtomicUsize::new(0);
-    let failure: Mutex<Option<Error>> = Mutex::new(None);
-    pool.run(&|worker| {
-        let mut scratch = Scratch::default();
-        worker.each(&counter, panels.len(), 4, |range| {
-            for index in range {
-                let rows = index * LANES..((index + 1) * LANES).min(part.rows);
-                let mut panel = panels[index].lock().unwrap_or_else(PoisonError::into_inner);
-                let done = match (&tensor, supply) {
-                    (Some(_), _) if columns.is_some() && layout.is_integer() => {
-                        let values = columns.as_deref().unwrap_or_default();
-                        scratch
-                            .rows(rows.len(), cols)
-                            .map(|out| out.copy_from_slice(&values[rows.start * cols..rows.end * cols]))
-                            .and_then(|()| fill_values(DType::Q8_0, layout, cols, rows.len(), &mut panel, &mut scratch))
-                    }
-                    (Some(_), _) if columns.is_some() => {
-                        let values = columns.as_deref().unwrap_or_default();
-                        let rows: Vec<&[f32]> = rows.map(|row| &values[row * cols..][..cols]).collect();
-                        layout.fill_f32(cols, &mut panel, &rows)
-                    }
-                    (Some(stored), _) => fill(stored, part, layout, cols, rows, &mut panel, &mut scratch),
-                    (None, Supply::Random(random)) => scratch
-                        .rows(rows.len(), cols)
-                        .map(|values| {
-                            for (lane, row) in values.chunks_mut(cols).enumerate() {
-                                random.matrix_row(&part.tensor, part.stored(index * LANES + lane), row);
-                            }
-                        })
-                        .and_then(|()| fill_values(random.dtype, layout, cols, rows.len(), &mut panel, &mut scratch)),
-                    (None, Supply::Checkpoint(_)) => Ok(()),
-                };
-                if let Err(e) = done {
-                    failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
-                }
+/// One tensor on its way into panels, some of them at a time.
+pub(super) struct Packing {
+    packed: Packed,
+    /// Where the values are; `None` for random ones.
+    tensor: Option<Stored>,
+    /// The part as it reads the tensor.
+    part: Part,
+    /// A transposed part's values as rows.
+    columns: Option<Vec<f32>>,
+    /// Panels that are full.
+    panels: usize,
+}
+
+impl Packing {
+    /// Finds the tensor and makes room.
+    pub fn new(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool) -> Result<Packing> {
+        let packed = Packed::new(layout, part.rows, cols)?;
+        let tensor = match supply {
+            Supply::Checkpoint(checkpoint) => Some(find(checkpoint, &part.tensor)?),
+            Supply::Random(_) => None,
+        };
+        let part = tensor.as_ref().map_or_else(|| part.clone(), |stored| oriented(part, stored));
+        let columns = match (&tensor, part.pick) {
+            (Some(stored), Pick::Transposed { of, index, from, .. }) => {
+                Some(columns(stored, &part, of[2], index * of[1] + from, cols, pool)?)
             }
-        });
-    })?;
-    drop(panels);
-    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(e) => Err(e),
-        None => Ok(packed),
+            _ => None,
+        };
+        Ok(Packing { packed, tensor, part, columns, panels: 0 })
+    }
+
+    /// Whether every panel is full.
+    pub fn is_done(&self) -> bool {
+        self.panels * LANES >= self.part.rows
+    }
+
+    /// Bytes of full panels.
+    pub fn bytes(&self) -> u64 {
+        (self.panels * self.packed.panel_bytes()) as u64
+    }
+
+    /// The matrix, once it is done.
+    pub fn finish(self) -> Packed {
+        self.packed
+    }
+
+    /// Fills panels of about `most` bytes, at least one, shared among the pool's workers.
+    pub fn step(&mut self, supply: &Supply, most: usize, pool: &Pool) -> Result<()> {
+        let (layout, cols, first) = (self.packed.layout(), self.packed.cols(), self.panels);
+        let count = (most / self.packed.panel_bytes().max(1)).max(1);
+        let (tensor, part, columns) = (&self.tensor, &self.part, &self.columns);
+        let panels: Vec<Mutex<&mut [u8]>> = self.packed.panels_mut().skip(first).take(count).map(Mutex::new).collect();
+        let counter = AtomicUsize::new(0);
+        let failure: Mutex<Option<Error>> = Mutex::new(None);
+        pool.run(&|worker| {
+            let mut scratch = Scratch::default();
+            worker.each(&counter, panels.len(), 4, |range| {
+                for place in range {
+                    let index = first + place;
+                    let rows = index * LANES..((index + 1) * LANES).min(part.rows);
+                    let mut panel = panels[place].lock().unwrap_or_else(PoisonError::into_inner);
+                    let done = match (tensor, supply) {
+                        (Some(_), _) if columns.is_some() && layout.is_integer() => {
+                            let values = columns.as_deref().unwrap_or_default();
+                            scratch
+                                .rows(rows.len(), cols)
+                                .map(|out| out.copy_from_slice(&values[rows.start * cols..rows.end * cols]))
+                                .and_then(|()| fill_values(DType::Q8_0, layout, cols, rows.len(), &mut panel, &mut scratch))
+                        }
+                        (Some(_), _) if columns.is_some() => {
+                            let values = columns.as_deref().unwrap_or_default();
+                            let rows: Vec<&[f32]> = rows.map(|row| &values[row * cols..][..cols]).collect();
+                            layout.fill_f32(cols, &mut panel, &rows)
+                        }
+                        (Some(stored), _) => fill(stored, part, layout, cols, rows, &mut panel, &mut scratch),
+                        (None, Supply::Random(random)) => scratch
+                            .rows(rows.len(), cols)
+                            .map(|values| {
+                                for (lane, row) in values.chunks_mut(cols).enumerate() {
+                                    random.matrix_row(&part.tensor, part.stored(index * LANES + lane), row);
+                                }
+                            })
+                            .and_then(|()| fill_values(random.dtype, layout, cols, rows.len(), &mut panel, &mut scratch)),
+                        (None, Supply::Checkpoint(_)) => Ok(()),
+                    };
+                    if let Err(e) = done {
+                        failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                    }
+                }
+            });
+        })?;
+        let filled = panels.len();
+        drop(panels);
+        match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(e) => Err(e),
+            None => {
+                self.panels += filled;
+                Ok(())
+            }
+        }
     }
 }
 
@@ -501,7 +529,14 @@ mod tests {
             d.vector_parts("biases", vec![Part::slice("b", [2, 6, 1], 1, 3).rows_from(1, 2), Part::slice("b", [2, 6, 1], 0, 2)], 0.5);
         let read = |id: crate::ops::WeightId| {
             let spec = &d.weights[id.0 as usize];
-            read(&supply, spec, &vec![Layout::F32; spec.parts().count()], &pool).unwrap()
+            let layouts = vec![Layout::F32; spec.parts().count()];
+            let mut making = super::super::making::Making::default();
+            loop {
+                // One panel at a time.
+                if let Some(weight) = making.step(&supply, spec, &layouts, &pool, 1).unwrap() {
+                    return weight;
+                }
+            }
         };
         let weight = read(rows);
         let mut row = [0.0; 32];

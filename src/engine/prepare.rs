@@ -48,6 +48,11 @@ impl Prepared {
     /// Reads headers and config; checks every declared tensor against the checkpoint.
     pub fn new(path: &Path, options: &LoadOptions) -> Result<Prepared> {
         let checkpoint = if options.synthetic.is_some() { Checkpoint::open_config(path)? } else { Checkpoint::open(path)? };
+        Self::of(checkpoint, options)
+    }
+
+    /// As `new`, of a checkpoint that is open.
+    pub fn of(checkpoint: Checkpoint, options: &LoadOptions) -> Result<Prepared> {
         let (family, model_type) = loader_for_config(checkpoint.config())?;
         let config = Config::new(checkpoint.config())?;
         // Models that also see have their language model's numbers in an object of their own.

@@ -31,6 +31,8 @@ pub struct Source {
 enum Bytes {
     Mapped(memmap2::Mmap),
     Owned(Vec<u8>),
+    /// Somebody else's, for as long as the process runs or as they promised.
+    Lent(&'static [u8]),
 }
 
 impl Source {
@@ -49,6 +51,19 @@ impl Source {
         Ok(Source { label, bytes: Bytes::Mapped(map) })
     }
 
+    /// Maps `len` bytes of an open file from `offset` on, which need not be a page's: the mapping begins at the page before,
+    /// and every decoder takes bytes at any address.
+    pub fn map(file: &File, offset: u64, len: usize, label: &str) -> Result<Source> {
+        // SAFETY: as in `open`; the caller compared `offset + len` with the length of the open file.
+        let map = unsafe { memmap2::MmapOptions::new().offset(offset).len(len).map(file) }.map_err(|e| io_error(label, "mapping", &e))?;
+        Ok(Source { label: label.to_owned(), bytes: Bytes::Mapped(map) })
+    }
+
+    /// Bytes that outlive every use of them, without a copy.
+    pub fn lent(label: impl Into<String>, bytes: &'static [u8]) -> Source {
+        Source { label: label.into(), bytes: Bytes::Lent(bytes) }
+    }
+
     /// Bytes already in memory; `label` stands in errors where a path would.
     pub fn from_bytes(label: impl Into<String>, bytes: Vec<u8>) -> Source {
         Source { label: label.into(), bytes: Bytes::Owned(bytes) }
@@ -59,6 +74,7 @@ impl Source {
         match &self.bytes {
             Bytes::Mapped(map) => map,
             Bytes::Owned(bytes) => bytes,
+            Bytes::Lent(bytes) => bytes,
         }
     }
 

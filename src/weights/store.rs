@@ -92,11 +92,23 @@ impl Checkpoint {
 
     /// A GGUF file in memory; `label` stands in errors where a path would.
     pub fn from_bytes(label: &str, bytes: Vec<u8>) -> Result<Checkpoint> {
+        Self::from_source(Arc::new(Source::from_bytes(label, bytes)))
+    }
+
+    /// A GGUF file without a folder around it: one that is not split.
+    pub fn from_source(source: Arc<Source>) -> Result<Checkpoint> {
+        let (bytes, label) = (source.bytes(), source.label());
         match detect::content(&bytes[..bytes.len().min(512)], bytes.len() as u64) {
-            Content::Gguf => Self::from_gguf(vec![Gguf::read(Arc::new(Source::from_bytes(label, bytes)))?], None),
-            Content::Safetensors => bail!(Unsupported, "{label}: safetensors bytes come without their config.json; open the folder"),
-            Content::Other(what) => Err(detect::not_a_model(label, what)),
+            Content::Gguf => {}
+            Content::Safetensors => bail!(Unsupported, "{label}: safetensors bytes come without their config.json; open the folder by its path"),
+            Content::Other(what) => return Err(detect::not_a_model(label, what)),
         }
+        let gguf = Gguf::read(source)?;
+        let parts = gguf.u64("split.count")?.unwrap_or(1);
+        if parts > 1 {
+            bail!(Unsupported, "{}: is one of {parts} parts, which find each other by name; open the first by its path", gguf.source().label());
+        }
+        Self::from_gguf(vec![gguf], None)
     }
 
     /// The config, an object.

@@ -16,6 +16,9 @@ static void layout(void) {
     AT(metrale_load_options, user, 40);
     AT(metrale_load_options, synthetic, 48);
     AT(metrale_load_options, synthetic_seed, 56);
+    AT(metrale_load_progress, done_bytes, 8);
+    AT(metrale_load_progress, total_bytes, 16);
+    AT(metrale_load_progress, phase, 24);
     AT(metrale_memory_plan, weights, 8);
     AT(metrale_memory_plan, total, 48);
     AT(metrale_seq_options, flags, 8);

@@ -1,0 +1,216 @@
+//! A load as a machine that does a little at a time: bytes that must be read, headers, weights slice by slice, tokenizer.
+//!
+//! Whoever drives it decides how much each step may do and looks at clock and cancel flag in between; dropping it at any point
+//! frees everything. Headers, the tokenizer and the programs are each made in one piece.
+
+use super::cost::Cost;
+use super::info::Info;
+use super::load::Engine;
+use super::making::Making;
+use super::pack::{self, Supply};
+use super::plan::Plan;
+use super::preflight;
+use super::prepare::Prepared;
+use super::runner::{Runner, Shape};
+use super::scheduler::Stepper;
+use super::synthetic::Random;
+use super::vocabulary;
+use crate::backend::cpu::pool::{Pool, available_threads};
+use crate::backend::cpu::simd;
+use crate::bail;
+use crate::cache::{PagePool, StateLayout, StatePool};
+use crate::error::{Result, vec_with_capacity};
+use crate::ops::{ExpertCache, Weight};
+use crate::options::{Compute, LoadOptions};
+use crate::text::Tokenizer;
+use crate::weights::{Checkpoint, Input, Reading, Role, Source, WeightSpec};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// How far a load is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Bytes of this phase done so far.
+    pub done_bytes: u64,
+    /// Bytes of this phase in all; 0 while that is not known.
+    pub total_bytes: u64,
+    /// What is being done.
+    pub phase: &'static str,
+}
+
+/// A load in progress.
+pub struct Loader {
+    options: LoadOptions,
+    stage: Stage,
+    /// Of the last stage that counts bytes.
+    progress: Progress,
+}
+
+/// Boxed, because the stages differ much in size.
+enum Stage {
+    Reading(Box<Reading>),
+    Headers(Box<Checkpoint>),
+    Pool(Box<Prepared>),
+    Weights(Box<Weights>),
+    Vocabulary(Box<Weights>),
+    Programs(Box<Weights>, Box<(Result<Arc<Tokenizer>>, Vec<i32>)>),
+    /// Done or failed.
+    Ended,
+}
+
+/// What is there while weights are made.
+struct Weights {
+    prepared: Prepared,
+    plan: Plan,
+    pool: Pool,
+    supply: Supply,
+    experts: Arc<ExpertCache>,
+    weights: Vec<Weight>,
+    /// Bytes of finished weights.
+    done: u64,
+    making: Making,
+}
+
+impl Loader {
+    /// Starts; nothing is read yet.
+    pub fn new(input: Input, options: &LoadOptions) -> Loader {
+        let reading = Reading::new(input);
+        let progress = Progress { done_bytes: 0, total_bytes: reading.total(), phase: "reading" };
+        Loader { options: options.clone(), stage: Stage::Reading(Box::new(reading)), progress }
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    /// Does about `most` bytes of work, or one piece that is not counted in bytes. The engine, when that was the last one.
+    /// After an error, and after the engine, only dropping is left.
+    pub fn step(&mut self, most: usize) -> Result<Option<Arc<Engine>>> {
+        self.stage = match std::mem::replace(&mut self.stage, Stage::Ended) {
+            Stage::Reading(mut reading) => {
+                let all = reading.step(most)?;
+                self.progress.done_bytes = reading.done();
+                match all {
+                    true => Stage::Headers(Box::new(reading.open(self.options.synthetic.is_some())?)),
+                    false => Stage::Reading(reading),
+                }
+            }
+            Stage::Headers(checkpoint) => {
+                let prepared = Prepared::of(*checkpoint, &self.options)?;
+                self.progress = Progress { done_bytes: 0, total_bytes: 0, phase: "weights" };
+                Stage::Pool(Box::new(prepared))
+            }
+            Stage::Pool(prepared) => {
+                let weights = Weights::new(*prepared, &self.options)?;
+                self.progress.total_bytes = weights.plan.weights;
+                Stage::Weights(Box::new(weights))
+            }
+            Stage::Weights(mut weights) => {
+                let all = weights.step(most)?;
+                self.progress.done_bytes = (weights.done + weights.making.bytes()).min(weights.plan.weights);
+                if all { Stage::Vocabulary(weights) } else { Stage::Weights(weights) }
+            }
+            Stage::Vocabulary(weights) => {
+                let vocabulary = vocabulary::open(&weights.prepared.checkpoint);
+                Stage::Programs(weights, Box::new(vocabulary))
+            }
+            Stage::Programs(weights, vocabulary) => {
+                let (done_bytes, total_bytes) = (weights.plan.weights, weights.plan.weights);
+                let engine = weights.finish(vocabulary.0, vocabulary.1)?;
+                self.progress = Progress { done_bytes, total_bytes, phase: "done" };
+                return Ok(Some(engine));
+            }
+            Stage::Ended => bail!(InvalidState, "the load has ended"),
+        };
+        Ok(None)
+    }
+}
+
+impl Weights {
+    fn new(prepared: Prepared, options: &LoadOptions) -> Result<Weights> {
+        let plan = prepared.plan(1)?;
+        preflight::check_memory(&plan, prepared.context, options.memory)?;
+        let threads = if options.threads == 0 { available_threads() } else { options.threads };
+        let pool = Pool::new(threads)?;
+        let supply = match options.synthetic {
+            Some(synthetic) => Supply::Random(Random::new(synthetic)),
+            None => Supply::Checkpoint(Arc::clone(&prepared.checkpoint)),
+        };
+        let weights = vec_with_capacity(prepared.declarations.weights.len(), "the list of weights")?;
+        let experts = Arc::new(ExpertCache::new(prepared.expert_budget.unwrap_or(0)));
+        Ok(Weights { prepared, plan, pool, supply, experts, weights, done: 0, making: Making::default() })
+    }
+
+    /// Makes about `most` bytes more of one weight. Whether all weights are there.
+    fn step(&mut self, most: usize) -> Result<bool> {
+        let (prepared, index) = (&self.prepared, self.weights.len());
+        let Some(spec) = prepared.declarations.weights.get(index) else { return Ok(true) };
+        let layouts = &prepared.layouts[index];
+        if prepared.pages(spec)? {
+            self.weights.push(pack::paged(&prepared.checkpoint, spec, layouts, &self.experts)?);
+        } else if let Some(weight) = self.making.step(&self.supply, spec, layouts, &self.pool, most)? {
+            self.making = Making::default();
+            self.done += weight.bytes() as u64;
+            self.weights.push(weight);
+            if matches!(spec.role, Role::Matrix | Role::Experts) {
+                spec.parts().for_each(|part| prepared.checkpoint.release(&part.tensor));
+            }
+        }
+        Ok(self.weights.len() == prepared.declarations.weights.len())
+    }
+
+    fn finish(self: Box<Self>, tokenizer: Result<Arc<Tokenizer>>, end_tokens: Vec<i32>) -> Result<Arc<Engine>> {
+        let Weights { prepared, plan, pool, weights, .. } = *self;
+        let dims = prepared.model.dims();
+        let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, dims.vocab)?);
+        let zero = states.zero()?;
+        let encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
+        let runner = Mutex::new(Runner::new(&prepared, &Shape::ALL, encoder, states.layout().slots())?);
+        let stepper = Mutex::new(Stepper::new(Runner::new(&prepared, &Shape::STEPS, None, states.layout().slots())?));
+        let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
+        let template = match &tokenizer {
+            Ok(tokenizer) => vocabulary::template(tokenizer),
+            Err(e) => Err(e.clone()),
+        };
+        let real = prepared.declarations.weights.iter().filter(|w| !matches!(w.source, Source::Constant(_)));
+        let info = Info {
+            model_type: prepared.model_type.clone(),
+            architecture: prepared
+                .checkpoint
+                .config()
+                .get("architectures")
+                .and_then(|a| a.get(0))
+                .and_then(|a| a.as_str())
+                .map(str::to_string),
+            parameters: real.map(WeightSpec::elements).sum(),
+            layers: dims.layers,
+            hidden: dims.hidden,
+            vocab: dims.vocab,
+            context: prepared.context,
+            model_context: dims.context,
+            compute: if prepared.compute == Compute::F32 { "f32" } else { "fast" },
+            threads: pool.count(),
+            simd: simd::table().name(),
+            bos: tokenizer.as_ref().ok().and_then(|t| t.bos()),
+            end_tokens,
+            drafts: prepared.drafts.clone(),
+        };
+        Ok(Arc::new(Engine {
+            prepared,
+            info,
+            plan,
+            weights,
+            pool,
+            runner,
+            stepper,
+            alarm: Arc::default(),
+            cost: Cost::default(),
+            pools,
+            states,
+            zero,
+            tokenizer,
+            template,
+            grammar_vocabulary: OnceLock::new(),
+        }))
+    }
+}

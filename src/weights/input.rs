@@ -1,0 +1,192 @@
+//! Where a checkpoint's bytes come from: a path, memory, an open file, or a function of the host's.
+//!
+//! What lies in memory or can be mapped is there at once. What has to be read is read piece by piece by [`Reading`], so
+//! that a caller decides when, and for how long. An [`Input`] is cheap to clone and can be loaded any number of times.
+
+use super::detect::{self, Found};
+use super::source::{self, Access, Source};
+use super::store::Checkpoint;
+use crate::ensure;
+use crate::error::{Error, Kind, Result, vec_with_capacity};
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Bytes by position. Called only by whoever drives a [`Reading`], on its thread.
+pub trait ReadAt: Send + Sync {
+    /// Fills all of `into` from `offset` on, or says why not.
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()>;
+}
+
+/// A checkpoint's bytes, not looked at yet.
+#[derive(Clone)]
+pub enum Input {
+    /// A folder, or a file that may have others beside it.
+    Path(PathBuf, Access),
+    /// One file, in memory or mapped.
+    Ready(Arc<Source>),
+    /// One file, to be read.
+    Reader {
+        /// Stands in errors where a path would.
+        label: String,
+        /// Bytes in all.
+        len: u64,
+        /// Gives them.
+        reader: Arc<dyn ReadAt>,
+    },
+}
+
+impl Input {
+    /// A path. A single file that shall not be mapped is opened now, so that it can be read piece by piece.
+    pub fn path(path: &Path, access: Access) -> Result<Input> {
+        if access == Access::Read
+            && let Found::Gguf(file) = detect::identify(path)?
+            && detect::split_part(&file.file_name().unwrap_or_default().to_string_lossy()).is_none()
+        {
+            let (opened, len) = source::open_regular(&file)?;
+            let label = file.display().to_string();
+            return Ok(Input::Reader { reader: Arc::new(Opened { file: opened, start: 0, label: label.clone() }), len, label });
+        }
+        Ok(Input::Path(path.into(), access))
+    }
+
+    /// `len` bytes of an open regular file from `offset` on; a `len` of 0 is all that is left. The file's own position is
+    /// neither used nor moved.
+    pub fn file(file: File, offset: u64, len: u64, access: Access, label: &str) -> Result<Input> {
+        let metadata = file.metadata().map_err(|e| source::io_error(label, "looking at the file", &e))?;
+        ensure!(metadata.is_file(), NotAModel, "{label} is {}, a regular file is needed", source::describe(&metadata));
+        let size = metadata.len();
+        let left = size.checked_sub(offset).filter(|&left| len <= left);
+        let Some(left) = left else {
+            let text = format!("{label}: {len} bytes from byte {offset} on were asked for, the file has {size}");
+            return Err(Error::new(Kind::CorruptFile, text).named(label).at(offset).sizes(offset.saturating_add(len), size));
+        };
+        let len = if len == 0 { left } else { len };
+        let label = format!("{label}, from byte {offset} on");
+        if access == Access::Read || len == 0 {
+            return Ok(Input::Reader { reader: Arc::new(Opened { file, start: offset, label: label.clone() }), len, label });
+        }
+        Ok(Input::Ready(Arc::new(Source::map(&file, offset, addressable(len, &label)?, &label)?)))
+    }
+}
+
+/// An open file from a byte on.
+struct Opened {
+    file: File,
+    start: u64,
+    label: String,
+}
+
+impl ReadAt for Opened {
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let at = self.start.saturating_add(offset);
+        #[cfg(unix)]
+        let done = std::os::unix::fs::FileExt::read_exact_at(&self.file, into, at);
+        #[cfg(not(unix))]
+        let done = {
+            use std::io::{Read, Seek, SeekFrom};
+            let mut file = &self.file;
+            file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(into))
+        };
+        done.map_err(|e| source::io_error(&self.label, &format!("reading {} bytes at byte {at}", into.len()), &e).at(at))
+    }
+}
+
+/// An input on its way into memory.
+pub struct Reading {
+    input: Input,
+    bytes: Vec<u8>,
+}
+
+impl Reading {
+    /// Starts; nothing is read yet.
+    pub fn new(input: Input) -> Reading {
+        Reading { input, bytes: Vec::new() }
+    }
+
+    /// Bytes to read in all; 0 where there is nothing to read.
+    pub fn total(&self) -> u64 {
+        match &self.input {
+            Input::Reader { len, .. } => *len,
+            _ => 0,
+        }
+    }
+
+    /// Bytes read.
+    pub fn done(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// Reads up to `most` more bytes. Whether all are there now.
+    pub fn step(&mut self, most: usize) -> Result<bool> {
+        let Input::Reader { label, len, reader } = &self.input else { return Ok(true) };
+        let len = addressable(*len, label)?;
+        let have = self.bytes.len();
+        if have == 0 {
+            self.bytes = vec_with_capacity(len, label)?;
+        }
+        let piece: Range<usize> = have..have.saturating_add(most.max(1)).min(len);
+        self.bytes.resize(piece.end, 0);
+        if let Err(e) = reader.read_at(piece.start as u64, &mut self.bytes[piece.clone()]) {
+            self.bytes.truncate(piece.start);
+            return Err(e);
+        }
+        Ok(self.bytes.len() == len)
+    }
+
+    /// The checkpoint, once all bytes are there. With `config_only`, a folder needs no weights.
+    pub fn open(self, config_only: bool) -> Result<Checkpoint> {
+        match self.input {
+            Input::Path(path, _) if config_only => Checkpoint::open_config(&path),
+            Input::Path(path, access) => Checkpoint::open_with(&path, access),
+            Input::Ready(source) => Checkpoint::from_source(source),
+            Input::Reader { label, .. } => Checkpoint::from_bytes(&label, self.bytes),
+        }
+    }
+}
+
+fn addressable(len: u64, label: &str) -> Result<usize> {
+    usize::try_from(len)
+        .ok()
+        .filter(|&n| isize::try_from(n).is_ok())
+        .ok_or_else(|| Error::new(Kind::TooLarge, format!("{label}: {len} bytes cannot be addressed")).named(label))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    /// Notes what is asked for; fails from a position on.
+    struct Noted(Mutex<Vec<(u64, usize)>>, u64);
+
+    impl ReadAt for Noted {
+        fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+            ensure!(offset + into.len() as u64 <= self.1, Io, "no more");
+            self.0.lock().unwrap().push((offset, into.len()));
+            into.iter_mut().enumerate().for_each(|(i, b)| *b = (offset as usize + i) as u8);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn bytes_arrive_in_pieces_each_asked_for_once() {
+        let reader = Arc::new(Noted(Mutex::default(), 1000));
+        let mut reading = Reading::new(Input::Reader { label: "x".into(), len: 1000, reader: reader.clone() });
+        let mut steps = 1;
+        while !reading.step(300).unwrap() {
+            steps += 1;
+        }
+        assert_eq!(steps, 4);
+        assert_eq!(*reader.0.lock().unwrap(), [(0, 300), (300, 300), (600, 300), (900, 100)]);
+        assert!(reading.bytes.iter().enumerate().all(|(i, &b)| b == i as u8));
+        let failing = Arc::new(Noted(Mutex::default(), 500));
+        let mut reading = Reading::new(Input::Reader { label: "x".into(), len: 1000, reader: failing });
+        assert!(!reading.step(300).unwrap());
+        assert_eq!(reading.step(300).unwrap_err().kind(), Kind::Io);
+        assert_eq!(reading.done(), 300);
+        let mut impossible = Reading::new(Input::Reader { label: "x".into(), len: u64::MAX, reader });
+        assert_eq!(impossible.step(1).unwrap_err().kind(), Kind::TooLarge);
+    }
+}

@@ -1,0 +1,123 @@
+/* Every exported function with the kinds of its arguments, one letter each, so that tests can make arguments up:
+ *
+ *   M model   S sequence   A sampler   X text stream   E error       handles
+ *   L handles of sequences           t tokens   s text   r chat request   B saved state   g stages   P path   K key   read
+ *   n how many of the pointer before (the function must refuse a size before it reads), N as n, but all would be read
+ *   o buffer   c its capacity   z place for a number or pointer   I F W R structs to fill                written
+ *   m q a x place for a new model, sequence, sampler, text stream    e place for the error
+ *   l T Q options of a load, text stream, sequence                   d i f a number: 64 bits, a token, flags
+ */
+#ifndef FAULTS_H
+#define FAULTS_H
+
+#include "check.h"
+
+enum { MOST_ARGUMENTS = 8 };
+
+struct function {
+    const char *name;
+    const char *letters;
+    /* 1 when the result is a status. */
+    int status;
+    int64_t (*call)(const uintptr_t *a);
+};
+
+#define P(i) ((void *)a[i])
+#define H(i, type) ((type *)a[i])
+
+#define STATUS(function, ...)                                                         \
+    static int64_t call_##function(const uintptr_t *a) { return metrale_##function(__VA_ARGS__); }
+#define VALUE(function, ...)                                                          \
+    static int64_t call_##function(const uintptr_t *a) { (void)a; (void)metrale_##function(__VA_ARGS__); return 0; }
+#define NOTHING(function, ...)                                                        \
+    static int64_t call_##function(const uintptr_t *a) { metrale_##function(__VA_ARGS__); return 0; }
+
+static int64_t call_version_string(const uintptr_t *a) { (void)a; return metrale_version_string() == NULL; }
+static int64_t call_version_number(const uintptr_t *a) { (void)a; return metrale_version_number() == 0; }
+static int64_t call_build_info(const uintptr_t *a) { (void)a; return metrale_build_info() == NULL; }
+STATUS(check_abi, (uint32_t)a[0], P(1))
+static int64_t call_status_name(const uintptr_t *a) { return metrale_status_name((metrale_status)a[0]) == NULL; }
+VALUE(error_code, H(0, metrale_error))
+static int64_t call_error_message(const uintptr_t *a) { return strlen(metrale_error_message(H(0, metrale_error))) > 100000; }
+static int64_t call_error_detail(const uintptr_t *a) { return strlen(metrale_error_detail(H(0, metrale_error))) > 100000; }
+VALUE(error_name, H(0, metrale_error))
+VALUE(error_offset, H(0, metrale_error), P(1))
+VALUE(error_wanted, H(0, metrale_error), P(1))
+VALUE(error_available, H(0, metrale_error), P(1))
+VALUE(error_retry, H(0, metrale_error))
+NOTHING(error_free, H(0, metrale_error))
+STATUS(model_probe, P(0), P(1), a[2], P(3), P(4))
+STATUS(plan, P(0), P(1), a[2], P(3), P(4))
+STATUS(load, P(0), P(1), P(2), P(3))
+NOTHING(free, H(0, metrale_model))
+STATUS(model_retain, H(0, metrale_model), P(1), P(2))
+STATUS(model_info, H(0, metrale_model), P(1), P(2), P(3))
+STATUS(model_meta, H(0, metrale_model), P(1), P(2), a[3], P(4), P(5))
+STATUS(tokenize, H(0, metrale_model), P(1), a[2], (uint32_t)a[3], P(4), a[5], P(6), P(7))
+STATUS(detokenize, H(0, metrale_model), P(1), a[2], (uint32_t)a[3], P(4), a[5], P(6), P(7))
+STATUS(token_bytes, H(0, metrale_model), (metrale_token)a[1], P(2), a[3], P(4), P(5))
+STATUS(chat_render, H(0, metrale_model), P(1), a[2], P(3), a[4], P(5), P(6))
+STATUS(text_new, H(0, metrale_model), P(1), P(2), P(3))
+STATUS(text_push, H(0, metrale_text), (metrale_token)a[1], P(2), P(3))
+STATUS(text_flush, H(0, metrale_text), P(1), P(2))
+STATUS(text_reset, H(0, metrale_text), P(1))
+NOTHING(text_free, H(0, metrale_text))
+STATUS(sampler_new, P(0), a[1], a[2], P(3), P(4))
+NOTHING(sampler_free, H(0, metrale_sampler))
+STATUS(seq_new, H(0, metrale_model), P(1), P(2), P(3))
+NOTHING(seq_free, H(0, metrale_seq))
+STATUS(seq_info, H(0, metrale_seq), P(1), P(2))
+STATUS(seq_truncate, H(0, metrale_seq), a[1], P(2))
+STATUS(seq_sampling, H(0, metrale_seq), H(1, metrale_sampler), P(2))
+STATUS(seq_fork, H(0, metrale_seq), P(1), P(2))
+STATUS(seq_mark, H(0, metrale_seq), P(1), P(2))
+STATUS(seq_rollback, H(0, metrale_seq), a[1], P(2))
+STATUS(seq_commit, H(0, metrale_seq), a[1], P(2))
+STATUS(seq_match, H(0, metrale_seq), P(1), a[2], P(3), P(4))
+STATUS(seq_save, H(0, metrale_seq), P(1), a[2], P(3), P(4))
+STATUS(seq_restore, H(0, metrale_seq), P(1), a[2], P(3))
+STATUS(prefill, H(0, metrale_seq), P(1), a[2], P(3))
+STATUS(decode_step, P(0), a[1], P(2), P(3))
+STATUS(seq_feed, H(0, metrale_seq), P(1), a[2], P(3))
+STATUS(step, P(0), a[1], a[2], P(3), P(4))
+STATUS(step_estimate, P(0), a[1], P(2), P(3))
+STATUS(poll, H(0, metrale_seq), P(1), P(2))
+STATUS(cancel, H(0, metrale_seq), P(1))
+STATUS(cancel_all, H(0, metrale_model), P(1))
+STATUS(seq_logits, H(0, metrale_seq), P(1), P(2), P(3))
+STATUS(seq_logprobs, H(0, metrale_seq), P(1), a[2], P(3), a[4], P(5), P(6), P(7))
+
+#define F(name, letters, status) {"metrale_" #name, letters, status, call_##name}
+static const struct function FUNCTIONS[] = {
+    F(version_string, "", 0),      F(version_number, "", 0),     F(build_info, "", 0),           F(check_abi, "de", 1),
+    F(status_name, "i", 0),        F(error_code, "E", 0),        F(error_message, "E", 0),       F(error_detail, "E", 0),
+    F(error_name, "E", 0),         F(error_offset, "Ez", 0),     F(error_wanted, "Ez", 0),       F(error_available, "Ez", 0),
+    F(error_retry, "E", 0),        F(error_free, "E", 0),        F(model_probe, "Pocze", 1),     F(plan, "PldFe", 1),
+    F(load, "Plme", 1),            F(free, "M", 0),              F(model_retain, "Mme", 1),      F(model_info, "Mzze", 1),
+    F(model_meta, "MKocze", 1),    F(tokenize, "Msnfocze", 1),   F(detokenize, "Mtnfocze", 1),   F(token_bytes, "Miocze", 1),
+    F(chat_render, "Mrnocze", 1),  F(text_new, "MTxe", 1),       F(text_push, "XiWe", 1),        F(text_flush, "XWe", 1),
+    F(text_reset, "Xe", 1),        F(text_free, "X", 0),         F(sampler_new, "gndae", 1),     F(sampler_free, "A", 0),
+    F(seq_new, "MQqe", 1),         F(seq_free, "S", 0),          F(seq_info, "SIe", 1),          F(seq_truncate, "Sde", 1),
+    F(seq_sampling, "SAe", 1),     F(seq_fork, "Sqe", 1),        F(seq_mark, "Sze", 1),          F(seq_rollback, "Sde", 1),
+    F(seq_commit, "Sde", 1),       F(seq_match, "Stnze", 1),     F(seq_save, "Socze", 1),        F(seq_restore, "SBne", 1),
+    F(prefill, "Stne", 1),         F(decode_step, "Lnoe", 1),    F(seq_feed, "Stne", 1),         F(step, "LndRe", 1),
+    F(step_estimate, "Lnze", 1),   F(poll, "Sze", 1),            F(cancel, "Se", 1),             F(cancel_all, "Me", 1),
+    F(seq_logits, "Szze", 1),      F(seq_logprobs, "StNoNooe", 1),
+};
+enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof FUNCTIONS[0] };
+
+/* One number of all that a sequence shows: its length and every bit of its logits. */
+static inline uint64_t digest_of(const metrale_seq *seq) {
+    size_t count = 0;
+    const float *row = NULL;
+    uint64_t hash = 14695981039346656037u ^ length_of(seq);
+    if (metrale_seq_logits(seq, &row, &count, NULL) != METRALE_OK) return hash;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, row + i, sizeof bits);
+        hash = (hash ^ bits) * 1099511628211u;
+    }
+    return hash;
+}
+
+#endif
