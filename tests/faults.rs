@@ -62,6 +62,21 @@ fn no_argument_takes_the_process_down() {
     assert_eq!(tried, declared(&header), "the matrix covers what the header declares");
 }
 
+#[test]
+fn no_failing_allocation_takes_the_process_down() {
+    let Some(program) = compile("memory") else { return };
+    let shown = check("memory", &Command::new(&program).arg(model()).arg("quick").output().expect("the program starts"));
+    for line in shown.lines().filter(|l| l.contains(" points, ")) {
+        println!("{line}");
+    }
+}
+
+#[test]
+fn cases_from_the_field() {
+    let Some(program) = compile("field") else { return };
+    check("field", &Command::new(&program).arg(model()).arg("quick").output().expect("the program starts"));
+}
+
 /// Names of the functions that a header declares.
 fn declared(header: &str) -> BTreeSet<&str> {
     let lines = header.lines().filter(|l| !l.starts_with("//") && !l.starts_with(' ') && !l.starts_with("typedef"));

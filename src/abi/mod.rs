@@ -16,6 +16,7 @@ mod guard;
 mod handle;
 mod library;
 mod load;
+mod memory;
 mod model;
 mod plan;
 mod pointer;

@@ -3,7 +3,7 @@
 use super::guard::{guard, guard_status};
 use super::handle;
 use super::pointer;
-use super::status::metrale_status;
+use super::status::{METRALE_OK, metrale_status};
 use super::types::*;
 use super::versioned::{self, Versioned};
 use crate::engine::{self, BeamOptions};
@@ -71,6 +71,7 @@ pub extern "C" fn metrale_seq_beam(
 ) -> metrale_status {
     guard_status(err, || {
         let count = pointer::out(out_count, "out_count")?;
+        let score_place = if out_score.is_null() { None } else { Some(pointer::out(out_score, "out_score")?) };
         let host = versioned::read(options)?;
         pointer::flags(host.flags.into(), METRALE_BEAM_PLAIN_SCORE.into(), "metrale_beam_options.flags")?;
         let object = handle::get(seq)?;
@@ -81,13 +82,19 @@ pub extern "C" fn metrale_seq_beam(
         let search = BeamOptions {
             beams: or(host.beams, 5, "metrale_beam_options.beams")?,
             max_tokens: or(host.max_tokens, room, "metrale_beam_options.max_tokens")?,
-            length_penalty: if plain { 0.0 } else if host.length_penalty == 0.0 { 1.0 } else { host.length_penalty },
+            length_penalty: if plain {
+                0.0
+            } else if host.length_penalty == 0.0 {
+                1.0
+            } else {
+                host.length_penalty
+            },
             ignore_end: state.chooser.ignore_end,
         };
         let found = engine::beam(&state.sequence, &search)?;
         let (tokens, score) = found.first().map_or((&[][..], f32::NEG_INFINITY), |best| (best.tokens.as_slice(), best.score));
         let status = pointer::sized(tokens, out, capacity, count)?;
-        if let Ok(place) = pointer::out(out_score, "out_score") {
+        if let (METRALE_OK, Some(place)) = (status, score_place) {
             place.set(score);
         }
         Ok(status)
