@@ -97,6 +97,9 @@
 // An error object, made by a call that failed. Free it with `metrale_error_free`.
 typedef struct metrale_error metrale_error;
 
+// A compiled grammar: immutable, may serve any number of sequences of its model.
+typedef struct metrale_grammar metrale_grammar;
+
 // A loaded model: immutable, shared by its sequences, safe to use from any number of threads at once.
 typedef struct metrale_model metrale_model;
 
@@ -337,7 +340,7 @@ typedef struct {
 // Logits are NaN, infinite or all minus infinity.
 #define METRALE_NUMERIC_FAULT -19
 
-// The sampler leaves no token to choose.
+// The sampler or the grammar leaves no token to choose.
 #define METRALE_NO_VALID_TOKEN -20
 
 // Another call is using the object right now.
@@ -354,6 +357,9 @@ typedef struct {
 
 // A defect of this library; the message is worth a bug report.
 #define METRALE_INTERNAL -25
+
+// The sequence's grammar has been followed to its end and allows nothing more.
+#define METRALE_GRAMMAR_DONE -26
 
 #ifdef __cplusplus
 extern "C" {
@@ -576,6 +582,55 @@ metrale_status metrale_sampler_new(const metrale_sampler_stage *stages,
 // Frees a sampler; sequences that use it have their own copy. NULL and handles that are none are ignored. Any thread.
 void metrale_sampler_free(metrale_sampler *sampler);
 
+// Compiles a JSON schema (`len` bytes of UTF-8) for a model: a sequence that follows it says one JSON value that the schema allows.
+// Keys that are not understood are refused rather than ignored. On success `*out` is a handle for `metrale_grammar_free`. Any thread;
+// takes from milliseconds to seconds, the first grammar of a model some more.
+//
+// Statuses: `METRALE_INVALID_GRAMMAR` with the byte offset where one is known, `METRALE_LIMIT_EXCEEDED` (longer than 1 MiB, nested deeper
+// than 127, or too complex), `METRALE_UNSUPPORTED` (a key that is not done), `METRALE_NOT_FOUND` (the model has no tokenizer),
+// `METRALE_OUT_OF_MEMORY`.
+metrale_status metrale_grammar_json_schema(const metrale_model *model,
+                                           const uint8_t *schema,
+                                           size_t len,
+                                           metrale_grammar **out,
+                                           metrale_error **err);
+
+// As `metrale_grammar_json_schema` for a grammar in GBNF: rules `name ::= ...`, the start is `root`. A text without such rules is read in
+// Lark's notation, with the start `start`. Where rules are recursive, parts between them that are not take the longest text they can.
+//
+// Statuses: as `metrale_grammar_json_schema`.
+metrale_status metrale_grammar_gbnf(const metrale_model *model,
+                                    const uint8_t *source,
+                                    size_t len,
+                                    metrale_grammar **out,
+                                    metrale_error **err);
+
+// As `metrale_grammar_json_schema` for a regular expression, which the whole text matches. Unicode classes and counted repetitions are
+// fine; references back and look-around are not.
+//
+// Statuses: as `metrale_grammar_json_schema`.
+metrale_status metrale_grammar_regex(const metrale_model *model,
+                                     const uint8_t *pattern,
+                                     size_t len,
+                                     metrale_grammar **out,
+                                     metrale_error **err);
+
+// Frees a grammar; sequences that follow it keep it. NULL and handles that are none are ignored. Any thread.
+void metrale_grammar_free(metrale_grammar *grammar);
+
+// From now on the sequence's chosen tokens follow `grammar`, from its start; NULL lifts the grammar in force. Only tokens that
+// `metrale_decode_step` chooses count, so a prompt may come before or between. The grammar rules tokens out before the sampler's stages
+// run, and allows tokens that end generation only where it may end. Forks, marks and truncation carry it. The grammar may be freed
+// afterwards.
+//
+// When a step finds no token that goes on it returns `METRALE_NO_VALID_TOKEN`, after the end `METRALE_GRAMMAR_DONE`; the sequence is then
+// as before and usable, for example after lifting the grammar.
+//
+// Statuses: `METRALE_MISMATCH` (the grammar was compiled for another model), `METRALE_BUSY`.
+metrale_status metrale_seq_grammar(metrale_seq *seq,
+                                   const metrale_grammar *grammar,
+                                   metrale_error **err);
+
 // Makes an empty sequence. `options` may be NULL. On success `*out` is a handle for `metrale_seq_free`; the model
 // stays in memory while the sequence does. Any thread.
 //
@@ -598,11 +653,13 @@ void metrale_seq_free(metrale_seq *seq);
 metrale_status metrale_seq_info(const metrale_seq *seq, metrale_sequence_info *out, metrale_error **err);
 
 // Keeps the first `length` tokens and forgets the rest, exactly: what follows is as if they had never been there.
-// The sampler's generator stays where it is. Refused without a change where the model's state cannot go back
+// The sampler's generator stays where it is, a grammar goes back with the tokens. Refused without a change where the model's state cannot go back
 // (`METRALE_UNSUPPORTED`) and when the sequence is shorter (`METRALE_INVALID_ARGUMENT`).
 //
 // Statuses: `METRALE_BUSY`.
-metrale_status metrale_seq_truncate(metrale_seq *seq, size_t length, metrale_error **err);
+metrale_status metrale_seq_truncate(metrale_seq *seq,
+                                    size_t length,
+                                    metrale_error **err);
 
 // Changes how the sequence's next tokens are chosen, starting from the sampler's seed. NULL is greedy. The sampler is
 // copied and may be freed afterwards.
@@ -627,7 +684,7 @@ metrale_status metrale_seq_mark(metrale_seq *seq,
                                 uint64_t *out_mark,
                                 metrale_error **err);
 
-// Goes back to a mark, as often as wanted: tokens, state, logits and the sampler's generator are bit for bit what they were. Later
+// Goes back to a mark, as often as wanted: tokens, state, logits, grammar and the sampler's generator are bit for bit what they were. Later
 // marks end; this one stays.
 //
 // Statuses: `METRALE_INVALID_ARGUMENT` (no such mark), `METRALE_BUSY`.
@@ -654,7 +711,7 @@ metrale_status metrale_seq_match(const metrale_seq *seq,
 // fingerprint of the model and of how it was loaded, and a checksum. `*out_len` gets the size; with too small a `capacity` the status is
 // `METRALE_MORE` and nothing else is written. Marks are not saved. Safe beside other calls that take a const sequence.
 //
-// Statuses: `METRALE_MORE`, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+// Statuses: `METRALE_MORE`, `METRALE_UNSUPPORTED` (it follows a grammar), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 metrale_status metrale_seq_save(const metrale_seq *seq,
                                 uint8_t *out,
                                 size_t capacity,
@@ -662,7 +719,7 @@ metrale_status metrale_seq_save(const metrale_seq *seq,
                                 metrale_error **err);
 
 // Becomes what `metrale_seq_save` wrote, from a sequence of the same model loaded the same way. The stages of the sampler stay, its
-// generator goes to where it was; marks end. All or nothing: on error the sequence is as before.
+// generator goes to where it was; marks and a grammar end. All or nothing: on error the sequence is as before.
 //
 // Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_MISMATCH` (another model, or other load options),
 // `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
@@ -713,7 +770,7 @@ metrale_status metrale_prefill(metrale_seq *seq, const metrale_token *tokens, si
 // before and nothing is written. In steady state a step of up to 16 sequences allocates nothing here.
 //
 // Statuses, with the index of the sequence: `METRALE_INVALID_STATE` (it holds no token yet), `METRALE_CONTEXT_FULL`,
-// `METRALE_NUMERIC_FAULT`, `METRALE_NO_VALID_TOKEN`, `METRALE_INVALID_ARGUMENT` (listed twice, or of another model),
+// `METRALE_NUMERIC_FAULT`, `METRALE_NO_VALID_TOKEN`, `METRALE_GRAMMAR_DONE`, `METRALE_INVALID_ARGUMENT` (listed twice, or of another model),
 // `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 metrale_status metrale_decode_step(metrale_seq *const *seqs,
                                    size_t count,

@@ -49,6 +49,8 @@ pub enum Kind {
     NumericFault,
     /// No token satisfies the sampler's constraints.
     NoValidToken,
+    /// The grammar has been followed to its end; nothing can come after.
+    GrammarDone,
     /// Another call holds the object.
     Busy,
     /// The header the host was compiled with does not fit this library.

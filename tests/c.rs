@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// One program for each noun.
-const PROGRAMS: [&str; 11] = ["library", "errors", "model", "text", "sequence", "state", "step", "sampler", "structs", "stack", "threads"];
+const PROGRAMS: [&str; 12] =
+    ["library", "errors", "model", "text", "sequence", "state", "step", "sampler", "grammar", "structs", "stack", "threads"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

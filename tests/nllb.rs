@@ -185,7 +185,8 @@ fn the_c_interface_translates() {
     assert_eq!(metrale_prefill(seq, start.as_ptr(), 2, null_mut()), METRALE_INVALID_STATE);
     assert_eq!(metrale_seq_encode(seq, golden.prompt.as_ptr(), golden.prompt.len(), null_mut()), METRALE_OK);
     assert_eq!(metrale_prefill(seq, start.as_ptr(), 2, null_mut()), METRALE_OK);
-    let mut options: metrale_beam_options = metrale_beam_options { struct_size: 0, beams: 1, max_tokens: 8, length_penalty: 0.0, flags: METRALE_BEAM_PLAIN_SCORE };
+    let mut options: metrale_beam_options =
+        metrale_beam_options { struct_size: 0, beams: 1, max_tokens: 8, length_penalty: 0.0, flags: METRALE_BEAM_PLAIN_SCORE };
     options.struct_size = size_of::<metrale_beam_options>();
     let (mut tokens, mut count, mut score) = ([0i32; 8], 0usize, 0f32);
     assert_eq!(metrale_seq_beam(seq, &options, null_mut(), 0, &mut count, null_mut(), null_mut()), METRALE_MORE);

@@ -46,7 +46,7 @@ macro_rules! opaque {
 pub(super) use opaque;
 
 /// Names of the kinds, for the message about a handle of the wrong one.
-const KINDS: [&str; 6] = ["", "error", "model", "sequence", "sampler", "text stream"];
+const KINDS: [&str; 7] = ["", "error", "model", "sequence", "sampler", "text stream", "grammar"];
 
 const KIND_BITS: u32 = 4;
 const INDEX_BITS: u32 = if usize::BITS == 64 { 28 } else { 16 };

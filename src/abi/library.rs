@@ -83,13 +83,9 @@ pub extern "C" fn metrale_build_info() -> *const c_char {
     })
 }
 
-/// Optional parts of this build.
+/// Parts of this build that another one might lack.
 fn features() -> Vec<&'static str> {
-    let mut list = Vec::new();
-    if cfg!(feature = "llguidance") {
-        list.push("llguidance");
-    }
-    list
+    vec!["llguidance"]
 }
 
 #[cfg(target_arch = "x86_64")]

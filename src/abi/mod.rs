@@ -12,6 +12,7 @@
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 
 mod error;
+mod grammar;
 mod guard;
 mod handle;
 mod library;
@@ -36,6 +37,7 @@ mod versioned;
 mod work;
 
 pub use error::*;
+pub use grammar::*;
 pub use library::*;
 pub use load::*;
 pub use model::*;

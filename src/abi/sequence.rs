@@ -136,7 +136,7 @@ pub extern "C" fn metrale_seq_info(
 }
 
 /// Keeps the first `length` tokens and forgets the rest, exactly: what follows is as if they had never been there.
-/// The sampler's generator stays where it is. Refused without a change where the model's state cannot go back
+/// The sampler's generator stays where it is, a grammar goes back with the tokens. Refused without a change where the model's state cannot go back
 /// (`METRALE_UNSUPPORTED`) and when the sequence is shorter (`METRALE_INVALID_ARGUMENT`).
 ///
 /// Statuses: `METRALE_BUSY`.
@@ -151,6 +151,9 @@ pub extern "C" fn metrale_seq_truncate(seq: *mut metrale_seq, length: usize, err
             return Err(Error::new(Kind::InvalidArgument, text).named("length").sizes(length as u64, held as u64));
         }
         state.sequence.truncate(length)?;
+        if let Some(constraint) = &mut state.chooser.constraint {
+            constraint.truncate(length);
+        }
         state.marks.retain(|mark| mark.position() <= length);
         Ok(())
     })

@@ -73,7 +73,7 @@ fn find(state: &SequenceState, mark: u64) -> Result<usize> {
     })
 }
 
-/// Goes back to a mark, as often as wanted: tokens, state, logits and the sampler's generator are bit for bit what they were. Later
+/// Goes back to a mark, as often as wanted: tokens, state, logits, grammar and the sampler's generator are bit for bit what they were. Later
 /// marks end; this one stays.
 ///
 /// Statuses: `METRALE_INVALID_ARGUMENT` (no such mark), `METRALE_BUSY`.
@@ -136,7 +136,7 @@ const HEAD: usize = 16;
 /// fingerprint of the model and of how it was loaded, and a checksum. `*out_len` gets the size; with too small a `capacity` the status is
 /// `METRALE_MORE` and nothing else is written. Marks are not saved. Safe beside other calls that take a const sequence.
 ///
-/// Statuses: `METRALE_MORE`, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+/// Statuses: `METRALE_MORE`, `METRALE_UNSUPPORTED` (it follows a grammar), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_seq_save(
     seq: *const metrale_seq,
@@ -149,6 +149,11 @@ pub extern "C" fn metrale_seq_save(
         let len = pointer::out(out_len, "out_len")?;
         let object = handle::get(seq)?;
         let state = object.shared()?;
+        ensure!(
+            state.chooser.constraint.is_none(),
+            Unsupported,
+            "the sequence follows a grammar, which cannot be saved; lift it first with metrale_seq_grammar(seq, NULL, &err)"
+        );
         let snapshot = state.sequence.snapshot()?;
         let needed = HEAD + snapshot.byte_len();
         if capacity < needed {
@@ -165,7 +170,7 @@ pub extern "C" fn metrale_seq_save(
 }
 
 /// Becomes what `metrale_seq_save` wrote, from a sequence of the same model loaded the same way. The stages of the sampler stay, its
-/// generator goes to where it was; marks end. All or nothing: on error the sequence is as before.
+/// generator goes to where it was; marks and a grammar end. All or nothing: on error the sequence is as before.
 ///
 /// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_MISMATCH` (another model, or other load options),
 /// `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
@@ -181,6 +186,7 @@ pub extern "C" fn metrale_seq_restore(seq: *mut metrale_seq, bytes: *const u8, l
         let snapshot = Snapshot::from_bytes(state.sequence.engine(), rest)?;
         state.sequence.restore(&snapshot)?;
         state.chooser.sampler.restore(SamplerState::from_bits(word(0)));
+        state.chooser.constraint = None;
         state.marks.clear();
         Ok(())
     })

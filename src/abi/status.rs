@@ -56,7 +56,7 @@ pub const METRALE_INVALID_GRAMMAR: metrale_status = -17;
 pub const METRALE_CANCELLED: metrale_status = -18;
 /// Logits are NaN, infinite or all minus infinity.
 pub const METRALE_NUMERIC_FAULT: metrale_status = -19;
-/// The sampler leaves no token to choose.
+/// The sampler or the grammar leaves no token to choose.
 pub const METRALE_NO_VALID_TOKEN: metrale_status = -20;
 /// Another call is using the object right now.
 pub const METRALE_BUSY: metrale_status = -21;
@@ -68,6 +68,8 @@ pub const METRALE_DEVICE_UNSUPPORTED: metrale_status = -23;
 pub const METRALE_DEVICE_LOST: metrale_status = -24;
 /// A defect of this library; the message is worth a bug report.
 pub const METRALE_INTERNAL: metrale_status = -25;
+/// The sequence's grammar has been followed to its end and allows nothing more.
+pub const METRALE_GRAMMAR_DONE: metrale_status = -26;
 
 /// The code of an error kind.
 pub(super) const fn of(kind: Kind) -> metrale_status {
@@ -92,6 +94,7 @@ pub(super) const fn of(kind: Kind) -> metrale_status {
         Kind::Cancelled => METRALE_CANCELLED,
         Kind::NumericFault => METRALE_NUMERIC_FAULT,
         Kind::NoValidToken => METRALE_NO_VALID_TOKEN,
+        Kind::GrammarDone => METRALE_GRAMMAR_DONE,
         Kind::Busy => METRALE_BUSY,
         Kind::VersionMismatch => METRALE_VERSION_MISMATCH,
         Kind::DeviceUnsupported => METRALE_DEVICE_UNSUPPORTED,
@@ -101,7 +104,7 @@ pub(super) const fn of(kind: Kind) -> metrale_status {
 }
 
 /// Every code with the name of its constant.
-const NAMES: [(metrale_status, &std::ffi::CStr); 29] = [
+const NAMES: [(metrale_status, &std::ffi::CStr); 30] = [
     (METRALE_OK, c"METRALE_OK"),
     (METRALE_MORE, c"METRALE_MORE"),
     (METRALE_DONE, c"METRALE_DONE"),
@@ -131,6 +134,7 @@ const NAMES: [(metrale_status, &std::ffi::CStr); 29] = [
     (METRALE_DEVICE_UNSUPPORTED, c"METRALE_DEVICE_UNSUPPORTED"),
     (METRALE_DEVICE_LOST, c"METRALE_DEVICE_LOST"),
     (METRALE_INTERNAL, c"METRALE_INTERNAL"),
+    (METRALE_GRAMMAR_DONE, c"METRALE_GRAMMAR_DONE"),
 ];
 
 /// The name of a code's constant; `METRALE_UNKNOWN` for a number that is none.
@@ -146,12 +150,12 @@ mod tests {
     fn codes_are_distinct_and_without_gaps() {
         let mut codes: Vec<_> = NAMES.iter().map(|(code, _)| *code).collect();
         codes.sort();
-        assert_eq!(codes, (METRALE_INTERNAL..=METRALE_AGAIN).collect::<Vec<_>>());
+        assert_eq!(codes, (METRALE_GRAMMAR_DONE..=METRALE_AGAIN).collect::<Vec<_>>());
     }
 
     #[test]
     fn names_follow_kinds() {
-        for kind in [Kind::InvalidArgument, Kind::ContextFull, Kind::NotAModel, Kind::NoValidToken, Kind::Internal] {
+        for kind in [Kind::InvalidArgument, Kind::ContextFull, Kind::NotAModel, Kind::NoValidToken, Kind::GrammarDone, Kind::Internal] {
             let snake: String = format!("{kind:?}").chars().flat_map(|c| c.is_uppercase().then_some('_').into_iter().chain([c])).collect();
             assert_eq!(name(of(kind)).to_str().unwrap(), format!("METRALE{}", snake.to_uppercase()));
         }

@@ -5,6 +5,7 @@
 use std::ffi::{c_char, c_void};
 
 use super::error::ErrorObject;
+use super::grammar::GrammarObject;
 use super::handle::opaque;
 use super::model::ModelObject;
 use super::sampler::SamplerObject;
@@ -37,6 +38,11 @@ pub struct metrale_sampler {
     _opaque: [u8; 0],
 }
 
+/// A compiled grammar: immutable, may serve any number of sequences of its model.
+pub struct metrale_grammar {
+    _opaque: [u8; 0],
+}
+
 /// Turns one sequence's tokens into text that is whole UTF-8 at every moment.
 pub struct metrale_text {
     _opaque: [u8; 0],
@@ -47,6 +53,7 @@ opaque!(metrale_model, ModelObject, 2, "model");
 opaque!(metrale_seq, SequenceObject, 3, "sequence");
 opaque!(metrale_sampler, SamplerObject, 4, "sampler");
 opaque!(metrale_text, TextObject, 5, "text stream");
+opaque!(metrale_grammar, GrammarObject, 6, "grammar");
 
 /// Called while a model loads, on the thread that called `metrale_load`. `total` may be 0 while it is not known.
 /// `phase` is a short word, valid during the call. A result other than 0 cancels the load (`METRALE_CANCELLED`).

@@ -45,7 +45,7 @@ pub extern "C" fn metrale_prefill(
 /// before and nothing is written. In steady state a step of up to 16 sequences allocates nothing here.
 ///
 /// Statuses, with the index of the sequence: `METRALE_INVALID_STATE` (it holds no token yet), `METRALE_CONTEXT_FULL`,
-/// `METRALE_NUMERIC_FAULT`, `METRALE_NO_VALID_TOKEN`, `METRALE_INVALID_ARGUMENT` (listed twice, or of another model),
+/// `METRALE_NUMERIC_FAULT`, `METRALE_NO_VALID_TOKEN`, `METRALE_GRAMMAR_DONE`, `METRALE_INVALID_ARGUMENT` (listed twice, or of another model),
 /// `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_decode_step(

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use super::Sequence;
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
-use crate::sampling::{self, Sampler};
+use crate::sampling::{self, Constraint, Sampler};
 
 /// How a sequence's next token is chosen, and what is remembered about it.
 pub struct Chooser {
     /// The stages and the generator.
     pub sampler: Sampler,
+    /// The grammar that tokens follow, if any. Only tokens that are chosen here count; a prompt does not.
+    pub constraint: Option<Constraint>,
     /// Tokens that end generation count as ordinary ones.
     pub ignore_end: bool,
     /// Whether the log-probability of each chosen token is kept.
@@ -27,18 +29,28 @@ pub struct Chooser {
 impl Chooser {
     /// Chooses with `sampler`, stops at end tokens, keeps no log-probability.
     pub fn new(sampler: Sampler) -> Chooser {
-        Chooser { sampler, ignore_end: false, record_logprob: false, last_logprob: None, before_logprob: None }
+        Chooser { sampler, constraint: None, ignore_end: false, record_logprob: false, last_logprob: None, before_logprob: None }
     }
 
     /// A chooser that will choose the same.
     pub fn fork(&self) -> Chooser {
-        Chooser { sampler: self.sampler.clone(), ..*self }
+        Chooser { sampler: self.sampler.clone(), constraint: self.constraint.clone(), ..*self }
     }
 
     /// A token for the row after the tokens of `sequence`. A call that fails changes nothing.
     pub(super) fn choose(&mut self, sequence: &Sequence) -> Result<i32> {
         let row = sequence.logits()?;
-        let token = self.sampler.sample(row, sequence.tokens())?;
+        let token = match &mut self.constraint {
+            Some(constraint) => {
+                let token = self.sampler.sample_under(constraint, row, sequence.tokens())?;
+                if let Err(e) = constraint.take(token, sequence.len()) {
+                    self.sampler.undo();
+                    return Err(e);
+                }
+                token
+            }
+            None => self.sampler.sample(row, sequence.tokens())?,
+        };
         self.before_logprob = self.last_logprob;
         if self.record_logprob {
             let mut logprob = [0.0];
@@ -54,6 +66,9 @@ impl Chooser {
     /// Takes the last choice back.
     pub(super) fn undo(&mut self) {
         self.sampler.undo();
+        if let Some(constraint) = &mut self.constraint {
+            constraint.undo();
+        }
         self.last_logprob = self.before_logprob;
     }
 }

@@ -17,11 +17,12 @@ use crate::cache::{PagePool, State, StateLayout, StatePool};
 use crate::error::{Error, Kind, Result};
 use crate::ops::{ExpertCache, Weight};
 use crate::options::{Compute, LoadOptions};
+use crate::sampling::Vocabulary;
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::weights::{Role, Source, WeightSpec};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// How far a load is.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +51,8 @@ pub struct Engine {
     zero: Arc<State>,
     tokenizer: Result<Arc<Tokenizer>>,
     template: Result<ChatTemplate>,
+    /// The tokens for grammars, made when the first grammar is.
+    grammar_vocabulary: OnceLock<Arc<Vocabulary>>,
 }
 
 /// Loads a checkpoint: a Hugging Face folder or a GGUF file. `progress` is called between tensors on the calling thread and may stop the load.
@@ -122,7 +125,23 @@ pub fn load(path: &Path, options: &LoadOptions, mut progress: Option<&mut dyn Fn
         drafts: prepared.drafts.clone(),
     };
     report(plan.weights, "done")?;
-    Ok(Arc::new(Engine { prepared, info, plan, weights, pool, runner, stepper, alarm: Arc::default(), cost: Cost::default(), pools, states, zero, tokenizer, template }))
+    Ok(Arc::new(Engine {
+        prepared,
+        info,
+        plan,
+        weights,
+        pool,
+        runner,
+        stepper,
+        alarm: Arc::default(),
+        cost: Cost::default(),
+        pools,
+        states,
+        zero,
+        tokenizer,
+        template,
+        grammar_vocabulary: OnceLock::new(),
+    }))
 }
 
 impl Engine {
@@ -144,6 +163,15 @@ impl Engine {
     /// The chat template, or why there is none.
     pub fn chat_template(&self) -> Result<&ChatTemplate> {
         self.template.as_ref().map_err(Clone::clone)
+    }
+
+    /// The tokens as grammars see them, or why there are none.
+    pub fn grammar_vocabulary(&self) -> Result<&Arc<Vocabulary>> {
+        if let Some(made) = self.grammar_vocabulary.get() {
+            return Ok(made);
+        }
+        let made = Vocabulary::of(self.tokenizer()?, self.info.vocab, &self.info.end_tokens)?;
+        Ok(self.grammar_vocabulary.get_or_init(|| made))
     }
 
     /// Whether a token ends a generation.

@@ -7,6 +7,7 @@
 
 mod candidates;
 mod filter;
+pub mod grammar;
 mod greedy;
 mod logprobs;
 mod penalty;
@@ -21,6 +22,7 @@ use candidates::Candidates;
 use penalty::Counts;
 use rng::Rng;
 
+pub use grammar::{Constraint, Grammar, Vocabulary};
 pub use greedy::argmax;
 pub use logprobs::{TokenLogprob, logprob, top_logprobs};
 pub use stage::Stage;
@@ -117,6 +119,14 @@ impl Sampler {
             Some(_) => self.run(logits, history)?,
         };
         Ok(token)
+    }
+
+    /// As `sample`, with only the tokens that a grammar allows next. A call that fails leaves the state as it was.
+    pub fn sample_under(&mut self, constraint: &mut Constraint, logits: &[f32], history: &[i32]) -> Result<i32> {
+        self.before = self.state;
+        // Faults are looked for in the whole row: the grammar must not hide them.
+        greedy::maximum(logits)?;
+        self.sample(constraint.mask(logits)?, history)
     }
 
     fn run(&mut self, logits: &[f32], history: &[i32]) -> Result<i32> {

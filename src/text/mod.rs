@@ -12,7 +12,7 @@ mod decode_rules;
 mod fold;
 mod gguf;
 mod json;
-mod own_stack;
+pub(crate) mod own_stack;
 mod pieces;
 mod pre_tokenizers;
 mod python;

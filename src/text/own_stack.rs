@@ -11,7 +11,7 @@ use crate::error::{Error, Kind, Result};
 pub(super) const LOAD_STACK: usize = 8 << 20;
 
 /// Runs `work` on a fresh stack of `bytes` bytes. Pages that are not touched cost nothing.
-pub(super) fn run<T: Send>(bytes: usize, what: &str, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+pub(crate) fn run<T: Send>(bytes: usize, what: &str, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("metrale-text".into()).stack_size(bytes).spawn_scoped(scope, work);
         let Ok(thread) = thread else {
@@ -26,7 +26,7 @@ pub(super) fn run<T: Send>(bytes: usize, what: &str, work: impl FnOnce() -> Resu
 }
 
 /// Runs `work` here and turns a panic into an error. For short work in a dependency that should not panic.
-pub(super) fn caught<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn caught<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
         Ok(result) => result,
         Err(payload) => bail!(Internal, "{what}: {}", panic_text(payload.as_ref())),

@@ -1,0 +1,125 @@
+//! Grammars: what a sequence may say, as a JSON schema, a regular expression, or a GBNF or Lark grammar.
+//!
+//! The parser is `llguidance`'s; here is what makes it fit to live in somebody else's process. A grammar is compiled for
+//! one vocabulary, by exact token bytes. Everything of the dependency runs on a stack of its own (the caller may have
+//! 64 KiB), within limits on size, depth and work, and what it panics about comes back as an error. [`Grammar`] is
+//! immutable and shared; a [`Constraint`] is one sequence's way through it.
+
+mod check;
+mod constraint;
+mod gbnf;
+mod vocabulary;
+
+use std::sync::Arc;
+
+use llguidance::TokenParser;
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+
+use crate::ensure;
+use crate::error::{Error, Kind, Result};
+use crate::text::own_stack;
+
+pub use constraint::Constraint;
+pub use vocabulary::Vocabulary;
+
+/// Longest source text of a grammar, in bytes.
+pub const MAX_SOURCE: usize = 1 << 20;
+
+/// Stack for compiling. Recursion follows nesting, which is limited to [`MAX_DEPTH`], and chains of rules, which are
+/// limited to [`MAX_RULES`]. Only pages that are touched cost memory.
+const COMPILE_STACK: usize = 512 << 20;
+
+/// Deepest nesting of a source text.
+const MAX_DEPTH: usize = 128;
+
+/// Most rules or references of a source text.
+const MAX_RULES: usize = 10_000;
+
+/// Limits on the work of the parser. They count operations, not time, so that the same input always ends the same way;
+/// the numbers keep a token's mask within some tens of milliseconds on an ordinary processor.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: 2_000,
+        initial_lexer_fuel: 1_000_000,
+        step_lexer_fuel: 200_000,
+        step_max_items: 50_000,
+        max_lexer_states: 50_000,
+        max_grammar_size: 500_000,
+        precompute_large_lexemes: false,
+        verbose_errors: false,
+    }
+}
+
+/// A compiled grammar; any number of sequences may follow it.
+pub struct Grammar {
+    vocabulary: Arc<Vocabulary>,
+    /// The parser before the first token. It is only ever copied.
+    start: TokenParser,
+}
+
+impl Grammar {
+    /// JSON values that a schema allows.
+    pub fn json_schema(vocabulary: &Arc<Vocabulary>, schema: &str) -> Result<Grammar> {
+        Grammar::compile(vocabulary, "JSON schema", schema, || {
+            let schema = check::json(schema)?;
+            Ok(GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema)))
+        })
+    }
+
+    /// A grammar in GBNF (rules with `::=`, the start is `root`), else in Lark's notation (the start is `start`).
+    pub fn gbnf_or_lark(vocabulary: &Arc<Vocabulary>, source: &str) -> Result<Grammar> {
+        if gbnf::is_gbnf(source) {
+            return Grammar::compile(vocabulary, "GBNF grammar", source, || Ok(lark_init(gbnf::to_lark(source)?)));
+        }
+        Grammar::compile(vocabulary, "Lark grammar", source, || {
+            check::lark(source)?;
+            Ok(lark_init(source.to_string()))
+        })
+    }
+
+    /// Texts that a regular expression matches from their first to their last byte.
+    pub fn regex(vocabulary: &Arc<Vocabulary>, pattern: &str) -> Result<Grammar> {
+        Grammar::compile(vocabulary, "regular expression", pattern, || {
+            check::regex(pattern)?;
+            Ok(GrammarInit::Serialized(TopLevelGrammar::from_regex(pattern)))
+        })
+    }
+
+    /// The vocabulary it was compiled for.
+    pub fn vocabulary(&self) -> &Arc<Vocabulary> {
+        &self.vocabulary
+    }
+
+    fn compile(
+        vocabulary: &Arc<Vocabulary>,
+        what: &str,
+        source: &str,
+        init: impl FnOnce() -> Result<GrammarInit> + Send,
+    ) -> Result<Grammar> {
+        if source.len() > MAX_SOURCE {
+            let text = format!("{what} of {} bytes; at most {MAX_SOURCE} are compiled", source.len());
+            return Err(Error::new(Kind::LimitExceeded, text).sizes(source.len() as u64, MAX_SOURCE as u64));
+        }
+        ensure!(!source.trim().is_empty(), InvalidGrammar, "{what}: it is empty");
+        let compiled = own_stack::run(COMPILE_STACK, what, || {
+            let init = init()?;
+            let mut parser = vocabulary.parser(init).map_err(|text| check::refused(&text, source))?;
+            parser.start_without_prompt();
+            Ok(parser)
+        });
+        let start = compiled.map_err(|e| e.context(what))?;
+        Ok(Grammar { vocabulary: Arc::clone(vocabulary), start })
+    }
+
+    /// A parser at the start that shares nothing that changes.
+    fn parser(&self) -> TokenParser {
+        self.start.deep_clone()
+    }
+}
+
+fn lark_init(source: String) -> GrammarInit {
+    GrammarInit::Serialized(TopLevelGrammar::from_lark(source))
+}
+
+#[cfg(test)]
+mod tests;
