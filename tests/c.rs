@@ -89,7 +89,7 @@ fn the_library_can_be_opened_and_closed_again() {
     if !have("cc") {
         return;
     }
-    let program = compile("unload", "", &["-ldl".into(), "-pthread".into()]);
+    let program = compile("unload", "", &["-ldl".into()]);
     let library = library_folder().join("libmetrale.so");
     check("unload", &Command::new(&program).arg(model()).arg(&library).output().expect("the program starts"));
 }
