@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::error::ErrorObject;
 use super::handle;
+use super::memory;
 use super::quiet::Inside;
 use super::status::{self, METRALE_OK, metrale_status};
 use super::types::metrale_error;
@@ -23,12 +24,16 @@ pub(super) fn guard(err: *mut *mut metrale_error, body: impl FnOnce() -> Result<
 /// As `guard`, for bodies that succeed in more than one way.
 pub(super) fn guard_status(err: *mut *mut metrale_error, body: impl FnOnce() -> Result<metrale_status>) -> metrale_status {
     let _inside = Inside::enter();
+    memory::begin();
     // AssertUnwindSafe: what a panic may leave half-changed sits behind locks, which remember it.
     let error = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(status)) => return status,
         Ok(Err(error)) => error,
         Err(payload) => panicked(payload),
     };
+    // Errors out of dependencies and defects that a lack of memory brought to light are a lack of memory.
+    let hidden = matches!(error.kind(), Kind::Internal | Kind::Io) && memory::ran_short();
+    let error = if hidden { Error::new(Kind::OutOfMemory, format!("memory ran out: {}", error.message())) } else { error };
     let code = status::of(error.kind());
     if !err.is_null() {
         let object = catch_unwind(|| handle::insert::<metrale_error>(Arc::new(ErrorObject::new(error))));
@@ -42,6 +47,7 @@ pub(super) fn guard_status(err: *mut *mut metrale_error, body: impl FnOnce() -> 
 /// For functions without a status: `fallback` takes the place of a result that could not be had.
 pub(super) fn guard_value<T>(fallback: T, body: impl FnOnce() -> Option<T>) -> T {
     let _inside = Inside::enter();
+    memory::begin();
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(value) => value.unwrap_or(fallback),
         Err(payload) => {

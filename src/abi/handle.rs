@@ -11,6 +11,7 @@
 use std::ptr::without_provenance_mut;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::memory;
 use crate::error::{self, Result};
 use crate::{bail, ensure};
 
@@ -20,6 +21,8 @@ pub(super) trait Opaque: Sized + 'static {
     type Object: Send + Sync + 'static;
     /// Distinct from every other type's; 1 to 15.
     const KIND: usize;
+    /// Whether new objects are accepted when memory ran short.
+    const KEPT_WHEN_SHORT: bool = Self::KIND == 1;
     /// What messages call it.
     const NAME: &'static str;
     /// The objects of this type.
@@ -170,6 +173,8 @@ fn locate(index: usize) -> (usize, usize) {
 
 /// Registers an object. The handle must be freed once.
 pub(super) fn insert<O: Opaque>(object: Arc<O::Object>) -> Result<*mut O> {
+    // What was built with the last memory there is would keep it. Errors are small, and needed just then.
+    ensure!(O::KEPT_WHEN_SHORT || !memory::ran_short(), OutOfMemory, "memory ran out while the {} was made", O::NAME);
     let place = O::table().insert(object)?;
     let number = TOP | place.generation << (KIND_BITS + INDEX_BITS) | place.index << KIND_BITS | O::KIND;
     Ok(without_provenance_mut(number))

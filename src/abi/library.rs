@@ -73,7 +73,7 @@ pub extern "C" fn metrale_build_info() -> *const c_char {
                     "abi": METRALE_ABI_VERSION,
                     "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
                     "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
-                    "features": NO_FEATURES,
+                    "features": features(),
                     "cpu": instruction_sets(),
                 })
                 .to_string(),

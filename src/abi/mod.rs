@@ -18,6 +18,7 @@ mod handle;
 mod library;
 mod load;
 mod loading;
+mod memory;
 mod model;
 mod plan;
 mod pointer;

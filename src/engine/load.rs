@@ -63,61 +63,6 @@ pub fn load_from(input: Input, options: &LoadOptions, mut progress: Option<&mut 
             return Ok(engine);
         }
     }
-<<<<<<< HEAD
-    let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, prepared.model.dims().vocab)?);
-    let zero = states.zero()?;
-    let encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
-    let runner = Mutex::new(Runner::new(&prepared, &Shape::ALL, encoder, states.layout().slots())?);
-    let stepper = Mutex::new(Stepper::new(Runner::new(&prepared, &Shape::STEPS, None, states.layout().slots())?));
-    let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
-    let (tokenizer, end_tokens) = vocabulary::open(&prepared.checkpoint);
-    let template = match &tokenizer {
-        Ok(tokenizer) => vocabulary::template(tokenizer),
-        Err(e) => Err(e.clone()),
-    };
-    let dims = prepared.model.dims();
-    let info = Info {
-        model_type: prepared.model_type.clone(),
-        architecture: prepared.checkpoint.config().get("architectures").and_then(|a| a.get(0)).and_then(|a| a.as_str()).map(str::to_string),
-        parameters: prepared
-            .declarations
-            .weights
-            .iter()
-            .filter(|w| !matches!(w.source, Source::Constant(_)))
-            .map(WeightSpec::elements)
-            .sum(),
-        layers: dims.layers,
-        hidden: dims.hidden,
-        vocab: dims.vocab,
-        context: prepared.context,
-        model_context: dims.context,
-        compute: if prepared.compute == Compute::F32 { "f32" } else { "fast" },
-        threads: pool.count(),
-        simd: simd::table().name(),
-        bos: tokenizer.as_ref().ok().and_then(|t| t.bos()),
-        end_tokens,
-        drafts: prepared.drafts.clone(),
-    };
-    report(plan.weights, "done")?;
-    Ok(Arc::new(Engine {
-        prepared,
-        info,
-        plan,
-        weights,
-        pool,
-        runner,
-        stepper,
-        alarm: Arc::default(),
-        cost: Cost::default(),
-        pools,
-        states,
-        zero,
-        tokenizer,
-        template,
-        grammar_vocabulary: OnceLock::new(),
-    }))
-=======
->>>>>>> sources
 }
 
 impl Engine {

@@ -5,7 +5,7 @@
  *   n how many of the pointer before (the function must refuse a size before it reads), N as n, but all would be read
  *   o buffer   c its capacity   z place for a number or pointer   I F W R structs to fill                written
  *   m q a x place for a new model, sequence, sampler, text stream    e place for the error
- *   l T Q options of a load, text stream, sequence                   d i f a number: 64 bits, a token, flags
+ *   l T Q V options of a load, text stream, sequence, beam search                   d i f a number: 64 bits, a token, flags
  */
 #ifndef FAULTS_H
 #define FAULTS_H
@@ -86,6 +86,8 @@ STATUS(cancel, H(0, metrale_seq), P(1))
 STATUS(cancel_all, H(0, metrale_model), P(1))
 STATUS(seq_logits, H(0, metrale_seq), P(1), P(2), P(3))
 STATUS(seq_logprobs, H(0, metrale_seq), P(1), a[2], P(3), a[4], P(5), P(6), P(7))
+STATUS(seq_encode, H(0, metrale_seq), P(1), a[2], P(3))
+STATUS(seq_beam, H(0, metrale_seq), P(1), P(2), a[3], P(4), P(5), P(6))
 
 #define F(name, letters, status) {"metrale_" #name, letters, status, call_##name}
 static const struct function FUNCTIONS[] = {
@@ -102,7 +104,7 @@ static const struct function FUNCTIONS[] = {
     F(seq_commit, "Sde", 1),       F(seq_match, "Stnze", 1),     F(seq_save, "Socze", 1),        F(seq_restore, "SBne", 1),
     F(prefill, "Stne", 1),         F(decode_step, "Lnoe", 1),    F(seq_feed, "Stne", 1),         F(step, "LndRe", 1),
     F(step_estimate, "Lnze", 1),   F(poll, "Sze", 1),            F(cancel, "Se", 1),             F(cancel_all, "Me", 1),
-    F(seq_logits, "Szze", 1),      F(seq_logprobs, "StNoNooe", 1),
+    F(seq_logits, "Szze", 1),      F(seq_logprobs, "StNoNooe", 1), F(seq_encode, "Stne", 1),    F(seq_beam, "SVoczze", 1),
 };
 enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof FUNCTIONS[0] };
 
