@@ -74,9 +74,11 @@ impl Progress {
 pub struct Workspace(Buffer);
 
 impl Workspace {
-    /// `bytes` of zeroed memory.
+    /// `bytes` of zeroed memory, all of it there, so that no step waits for it.
     pub fn new(bytes: usize) -> Result<Workspace> {
-        Ok(Workspace(Buffer::new(bytes.max(64), "workspace")?))
+        let mut buffer = Buffer::new(bytes.max(64), "workspace")?;
+        buffer.touch();
+        Ok(Workspace(buffer))
     }
 
     /// Its size.

@@ -87,6 +87,8 @@ struct Part {
 const MOST_ROWS: usize = Shape::STEPS[2].rows;
 /// Fewer rows of a prompt than this are not worth a pass over the weights.
 const FEWEST_ROWS: usize = 8;
+/// As many, where nobody waits for a token: a slice that does not fit goes on in the next step.
+const ALONE_ROWS: usize = 32;
 
 /// Works for `budget` (`None`: to the end) on the sequences, all of one model, and writes to `out` what was done. A sequence with
 /// a queue reads it; one without produces a token, chosen by the chooser of the same index. Slices that are done stay done,
@@ -232,7 +234,11 @@ impl Call<'_, '_> {
         };
         // Produced tokens do not wait for a prompt's slice that does not fit, unless it had to wait before; a slice that is
         // alone is at least worth its pass.
-        let fewest = if taken > 0 && !self.stepper.owed { 0 } else { FEWEST_ROWS };
+        let fewest = match taken {
+            0 => ALONE_ROWS,
+            _ if self.stepper.owed => FEWEST_ROWS,
+            _ => 0,
+        };
         let mut rows = fit.min(MOST_ROWS).saturating_sub(taken).clamp(fewest, MOST_ROWS - taken);
         for index in self.order() {
             let sequence = &self.sequences[index];

@@ -9,8 +9,11 @@ use std::ptr::NonNull;
 
 /// Alignment of every buffer: one cache line, one AVX-512 register.
 pub const ALIGN: usize = 64;
-/// Size of a huge page; buffers at least this large are mapped on their own.
+/// Size of a huge page; buffers at least this large are mapped on their own, on such pages.
 const HUGE: usize = 2 << 20;
+/// Buffers at least this large are mapped, so that zeroing them costs nothing until they are touched, a page at a time: an
+/// allocator clears them at once, which is milliseconds for the cache pages of all layers together.
+const LAZY: usize = 128 << 10;
 
 /// A fixed run of bytes, zero at first. Owns its memory; may be read from any thread.
 pub struct Buffer {
@@ -39,14 +42,23 @@ impl Buffer {
             let ptr = NonNull::new(std::ptr::without_provenance_mut(ALIGN)).ok_or_else(fail)?;
             return Ok(Buffer { ptr, len, kind: Origin::Empty });
         }
-        if len >= HUGE {
-            let (ptr, mapped) = map_huge(len).ok_or_else(fail)?;
+        if len >= LAZY {
+            let (ptr, mapped) = if len >= HUGE { map_huge(len) } else { map(len) }.ok_or_else(fail)?;
             return Ok(Buffer { ptr, len, kind: Origin::Mapped(mapped) });
         }
         let layout = Layout::from_size_align(len, ALIGN).map_err(|_| fail())?;
         // SAFETY: the layout's size is not zero.
         let ptr = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(fail)?;
         Ok(Buffer { ptr, len, kind: Origin::Heap(layout) })
+    }
+
+    /// Has the system provide all of it now rather than at first use, when somebody may be in a hurry.
+    pub fn touch(&mut self) {
+        for place in self.as_mut_slice().iter_mut().step_by(4096) {
+            // A plain store of the value that is there could be left out.
+            // SAFETY: a reference is valid for writes.
+            unsafe { std::ptr::write_volatile(place, 0) };
+        }
     }
 
     /// Bytes in the buffer.
@@ -120,6 +132,17 @@ unsafe impl Plain for u32 {}
 // SAFETY: as above.
 unsafe impl Plain for f32 {}
 
+/// A private zeroed mapping of at least `len` bytes, and its true length.
+#[cfg(unix)]
+fn map(len: usize) -> Option<(NonNull<u8>, usize)> {
+    let bytes = len.checked_next_multiple_of(4096)?;
+    // SAFETY: an anonymous private mapping at an address of the kernel's choice touches nothing that exists.
+    let raw = unsafe {
+        libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    };
+    if raw == libc::MAP_FAILED { None } else { NonNull::new(raw.cast()).map(|ptr| (ptr, bytes)) }
+}
+
 /// A private zeroed mapping of at least `len` bytes that starts on a huge page boundary, and its true length.
 #[cfg(unix)]
 fn map_huge(len: usize) -> Option<(NonNull<u8>, usize)> {
@@ -162,7 +185,7 @@ mod tests {
 
     #[test]
     fn zeroed_aligned_and_writable() {
-        for len in [0, 1, 63, 4096, HUGE - 1, HUGE, HUGE + 1, 5 * HUGE + 123] {
+        for len in [0, 1, 63, 4096, LAZY - 1, LAZY, LAZY + 5, HUGE - 1, HUGE, HUGE + 1, 5 * HUGE + 123] {
             let mut b = Buffer::new(len, "test").unwrap();
             assert_eq!((b.len(), b.as_slice().len()), (len, len));
             assert_eq!(b.as_ptr() as usize % if len >= HUGE { HUGE } else { ALIGN }, 0);
