@@ -1,7 +1,7 @@
 //! How well bounded work keeps its bounds: overshoot of `step` beyond its budget, how soon a cancelled call returns, and what
 //! forks, saves and restores cost.
 //!
-//!     step_latency MODEL [--threads N] [--prompt 4096] [--calls 400] [--context N] [--synthetic TYPE]
+//!     step_latency MODEL [--threads N] [--prompt 4096] [--calls 400] [--synthetic TYPE]
 //!
 //! Work is measured while a prompt is read, all of it, and while tokens are produced after it. Overshoot is the time of a call
 //! less its budget; calls that were done before are not counted. Cancel latency runs from just before the cancel, made by another
@@ -11,11 +11,12 @@
 //! had given to somebody else (by the kernel's own account, `schedstat`). The control is a program that does nothing: as many
 //! threads as the engine has spin until a deadline and meet; how late they are is what the machine adds to every figure.
 
-use metrale::engine::{self, Chooser, Engine, Sequence, SequenceOptions, Snapshot, StepState, Stepped, decode_step, step};
+use metrale::engine::{Chooser, Engine, Loader, Sequence, SequenceOptions, Snapshot, StepState, Stepped, decode_step, step};
 use metrale::error::Kind;
 use metrale::options::{LoadOptions, Synthetic};
 use metrale::sampling::Sampler;
 use metrale::tensor::DType;
+use metrale::weights::{Access, Input};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -62,13 +63,17 @@ struct Sample {
     disturbed: bool,
 }
 
-/// Nanoseconds that the threads of this process have waited for a processor while they could run.
+/// Nanoseconds that the threads of this process have waited for a processor while they could run, or that the machine below
+/// this one took its processors away.
 fn waited() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let waited = |task: std::fs::DirEntry| -> Option<u64> {
         std::fs::read_to_string(task.path().join("schedstat")).ok()?.split_whitespace().nth(1)?.parse().ok()
     };
-    tasks.filter_map(waited).sum()
+    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    // The eighth number of the first line, in hundredths of a second.
+    let stolen = stat.split_whitespace().nth(8).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+    tasks.filter_map(waited).sum::<u64>() + stolen * 10_000_000
 }
 
 /// Waits shorter than this are the wake-up of a thread, not the absence of a processor.
@@ -89,6 +94,31 @@ fn print(what: &str, samples: &[Sample]) {
         let at = |p: f64| us.get(((us.len() as f64 - 1.0) * p).round() as usize).copied().unwrap_or(0.0);
         let what = if disturbed { what } else { "    undisturbed" };
         println!("{what:<40} p50 {:>7.0}  p99 {:>7.0}  most {:>7.0} us  n {}", at(0.5), at(0.99), at(1.0), us.len());
+    }
+}
+
+/// Loads a slice at a time, as `metrale_load_step` does with a budget of 0, and says how long slices take.
+fn load_in_slices(a: &Arguments) -> metrale::error::Result<Arc<Engine>> {
+    let mut loader = Loader::new(Input::path(&a.model, Access::Map)?, &a.options);
+    let (mut samples, mut whole) = (Vec::new(), Vec::new());
+    loop {
+        let (before, started) = (loader.progress(), Instant::now());
+        let mut made = None;
+        let sample = observed(|| {
+            made = loader.step(256 << 10)?;
+            Ok(Some(started.elapsed().as_secs_f64() * 1e6))
+        })?;
+        let now = loader.progress();
+        match now.done_bytes > before.done_bytes {
+            true => samples.extend(sample),
+            false => whole.extend(sample),
+        }
+        if let Some(engine) = made {
+            print("load: slices of 256 KiB", &samples);
+            let pieces: Vec<String> = whole.iter().filter(|s| s.us > 100.0).map(|s| format!("{:.1} ms", s.us / 1e3)).collect();
+            println!("{:<40} {}", "load: pieces that are not cut, in order", pieces.join(", "));
+            return Ok(engine);
+        }
     }
 }
 
@@ -254,7 +284,7 @@ fn state(sequence: &Sequence, calls: usize) -> metrale::error::Result<()> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let a = arguments()?;
-    let engine = engine::load(&a.model, &a.options, None)?;
+    let engine = load_in_slices(&a)?;
     let info = engine.info();
     println!("{}, {} parameters, {} threads, {}; prompt {} tokens", info.model_type, info.parameters, info.threads, info.simd, a.prompt);
     for ms in [1, 2, 4] {

@@ -70,10 +70,18 @@ impl LoadingObject {
     }
 
     /// Works for about `budget`. The model's handle, once there is one.
-    fn step(&self, work: &mut Work, budget: u64) -> Result<Option<*mut metrale_model>> {
+    fn step(&self, work: &mut Work, budget: Budget) -> Result<Option<*mut metrale_model>> {
         let begun = Instant::now();
-        let slice = usize::try_from(budget / SLICE_SHARE).unwrap_or(usize::MAX).clamp(SLICE_LEAST, SLICE_MOST);
+        let mut left = match budget {
+            Budget::Time(_) => u64::MAX,
+            Budget::Bytes(bytes) => bytes,
+        };
         loop {
+            let slice = match budget {
+                Budget::Time(ns) => usize::try_from(ns / SLICE_SHARE).unwrap_or(usize::MAX).clamp(SLICE_LEAST, SLICE_MOST),
+                Budget::Bytes(_) => usize::try_from(left).unwrap_or(usize::MAX).clamp(1, SLICE_MOST),
+            };
+            let before = work.progress;
             if self.state.load(Ordering::Acquire) != RUNNING {
                 return Err(self.ended(work));
             }
@@ -102,11 +110,30 @@ impl LoadingObject {
                 drop(handle::remove(model));
                 return Err(self.ended(work));
             }
-            if begun.elapsed() >= Duration::from_nanos(budget) {
+            let spent = match budget {
+                Budget::Time(ns) => begun.elapsed() >= Duration::from_nanos(ns),
+                Budget::Bytes(_) => {
+                    let now = work.progress;
+                    let done = if now.phase == before.phase { now.done_bytes.saturating_sub(before.done_bytes) } else { 0 };
+                    left = left.saturating_sub(done);
+                    // What is not counted in bytes is a step's work by itself.
+                    done == 0 || left == 0
+                }
+            };
+            if spent {
                 return Ok(None);
             }
         }
     }
+}
+
+/// How much a step does.
+#[derive(Clone, Copy)]
+enum Budget {
+    /// Nanoseconds.
+    Time(u64),
+    /// Bytes read or packed.
+    Bytes(u64),
 }
 
 /// Bytes of a slice: an eighth of the budget at a byte a nanosecond, between limits. The least is what a cancel waits for.
@@ -179,25 +206,46 @@ pub extern "C" fn metrale_load_step(
     out: *mut *mut metrale_model,
     err: *mut *mut metrale_error,
 ) -> metrale_status {
-    guard_status(err, || {
-        let out = pointer::out(out, "out")?;
-        let progress = if progress.is_null() { None } else { Some(versioned::out(progress)?) };
-        let loading = handle::get(loading)?;
-        let mut work = match loading.work.try_lock() {
-            Ok(work) => work,
-            Err(TryLockError::WouldBlock) => bail!(Busy, "another call is working on this load"),
-            Err(TryLockError::Poisoned(_)) => {
-                bail!(Internal, "an earlier step met a defect of this library; only freeing the load is left")
-            }
-        };
-        let model = loading.step(&mut work, budget_ns)?;
-        if let Some(progress) = progress {
-            progress.set(&as_host(work.progress));
-        }
-        let Some(model) = model else { return Ok(METRALE_AGAIN) };
-        out.set(model);
-        Ok(METRALE_OK)
-    })
+    guard_status(err, || stepped(loading, Budget::Time(budget_ns), progress, out))
+}
+
+/// As `metrale_load_step`, by amount of work instead of time, which does not depend on the machine: reads or packs
+/// `budget_bytes` bytes and at most one panel of a matrix more, or makes one of the pieces that are not counted in bytes
+/// (headers, the tokenizer, the workspace). 0 is the least there is. The bytes are those of `progress`.
+///
+/// Statuses: as for `metrale_load_step`.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_load_step_bytes(
+    loading: *mut metrale_loading,
+    budget_bytes: u64,
+    progress: *mut metrale_load_progress,
+    out: *mut *mut metrale_model,
+    err: *mut *mut metrale_error,
+) -> metrale_status {
+    guard_status(err, || stepped(loading, Budget::Bytes(budget_bytes), progress, out))
+}
+
+fn stepped(
+    loading: *mut metrale_loading,
+    budget: Budget,
+    progress: *mut metrale_load_progress,
+    out: *mut *mut metrale_model,
+) -> Result<metrale_status> {
+    let out = pointer::out(out, "out")?;
+    let progress = if progress.is_null() { None } else { Some(versioned::out(progress)?) };
+    let loading = handle::get(loading)?;
+    let mut work = match loading.work.try_lock() {
+        Ok(work) => work,
+        Err(TryLockError::WouldBlock) => bail!(Busy, "another call is working on this load"),
+        Err(TryLockError::Poisoned(_)) => bail!(Internal, "an earlier step met a defect of this library; only freeing the load is left"),
+    };
+    let model = loading.step(&mut work, budget)?;
+    if let Some(progress) = progress {
+        progress.set(&as_host(work.progress));
+    }
+    let Some(model) = model else { return Ok(METRALE_AGAIN) };
+    out.set(model);
+    Ok(METRALE_OK)
 }
 
 /// The host's form of a progress.

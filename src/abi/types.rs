@@ -149,10 +149,13 @@ pub struct metrale_memory_plan {
     pub state: u64,
     /// Workspace of a step.
     pub scratch: u64,
-    /// Everything else: tokenizer, tables, buffers.
+    /// Everything else: tokenizer, tables, rows of logits, buffers.
     pub other: u64,
-    /// The sum.
+    /// The sum of all fields but `struct_size`.
     pub total: u64,
+    /// Bytes of files that were read or copied and stay in memory with the model (`METRALE_SOURCE_READ`,
+    /// `METRALE_SOURCE_COPY`, `metrale_source_reader`).
+    pub source: u64,
 }
 
 /// Tokens that end generation count as ordinary ones: `metrale_decode_step` never reports this sequence as done.

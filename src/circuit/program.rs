@@ -112,6 +112,12 @@ impl Program {
         self.layout.bytes
     }
 
+    /// About the bytes that the program itself takes.
+    pub fn table_bytes(&self) -> usize {
+        let lists: usize = self.instructions.iter().map(|i| size_of_val(i) + size_of::<usize>() * i.after.capacity() + OP).sum();
+        lists + size_of_val(&self.layout.slots[..])
+    }
+
     /// Most rows of a batch.
     pub fn max_rows(&self) -> usize {
         self.layout.max_rows
@@ -247,6 +253,9 @@ impl Program {
         out.copy_from_slice(frame.row(self.output, row));
     }
 }
+
+/// About the size of an operation.
+const OP: usize = 160;
 
 /// For each node, the earlier nodes that touch the same bytes or state with at least one write, latest first.
 fn conflicts(circuit: &mut Circuit, layout: &Layout) -> Vec<Vec<usize>> {

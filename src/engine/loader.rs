@@ -6,7 +6,7 @@
 use super::cost::Cost;
 use super::info::Info;
 use super::load::Engine;
-use super::making::Making;
+use super::making::{Making, Room};
 use super::pack::{self, Supply};
 use super::plan::Plan;
 use super::preflight;
@@ -15,6 +15,7 @@ use super::runner::{Runner, Shape};
 use super::scheduler::Stepper;
 use super::synthetic::Random;
 use super::vocabulary;
+use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pool::{Pool, available_threads};
 use crate::backend::cpu::simd;
 use crate::bail;
@@ -50,12 +51,16 @@ enum Stage {
     Reading(Box<Reading>),
     Headers(Box<Checkpoint>),
     Pool(Box<Prepared>),
-    Weights(Box<Weights>),
+    /// Before the weights, so that what it only needs for a while is not added to them.
     Vocabulary(Box<Weights>),
-    Programs(Box<Weights>, Box<(Result<Arc<Tokenizer>>, Vec<i32>)>),
+    Weights(Box<Weights>, Box<Words>),
+    Programs(Box<Weights>, Box<Words>),
     /// Done or failed.
     Ended,
 }
+
+/// The tokenizer, or why there is none, and tokens that end a generation.
+type Words = (Result<Arc<Tokenizer>>, Vec<i32>);
 
 /// What is there while weights are made.
 struct Weights {
@@ -64,6 +69,8 @@ struct Weights {
     pool: Pool,
     supply: Supply,
     experts: Arc<ExpertCache>,
+    /// All matrices.
+    region: Arc<Region>,
     weights: Vec<Weight>,
     /// Bytes of finished weights.
     done: u64,
@@ -103,16 +110,16 @@ impl Loader {
             Stage::Pool(prepared) => {
                 let weights = Weights::new(*prepared, &self.options)?;
                 self.progress.total_bytes = weights.plan.weights;
-                Stage::Weights(Box::new(weights))
-            }
-            Stage::Weights(mut weights) => {
-                let all = weights.step(most)?;
-                self.progress.done_bytes = (weights.done + weights.making.bytes()).min(weights.plan.weights);
-                if all { Stage::Vocabulary(weights) } else { Stage::Weights(weights) }
+                Stage::Vocabulary(Box::new(weights))
             }
             Stage::Vocabulary(weights) => {
-                let vocabulary = vocabulary::open(&weights.prepared.checkpoint);
-                Stage::Programs(weights, Box::new(vocabulary))
+                let words = vocabulary::open(&weights.prepared.checkpoint);
+                Stage::Weights(weights, Box::new(words))
+            }
+            Stage::Weights(mut weights, words) => {
+                let all = weights.step(most)?;
+                self.progress.done_bytes = (weights.done + weights.making.bytes()).min(weights.plan.weights);
+                if all { Stage::Programs(weights, words) } else { Stage::Weights(weights, words) }
             }
             Stage::Programs(weights, vocabulary) => {
                 let (done_bytes, total_bytes) = (weights.plan.weights, weights.plan.weights);
@@ -138,7 +145,8 @@ impl Weights {
         };
         let weights = vec_with_capacity(prepared.declarations.weights.len(), "the list of weights")?;
         let experts = Arc::new(ExpertCache::new(prepared.expert_budget.unwrap_or(0)));
-        Ok(Weights { prepared, plan, pool, supply, experts, weights, done: 0, making: Making::default() })
+        let region = Region::new(prepared.region_bytes()?, "packed weights")?;
+        Ok(Weights { prepared, plan, pool, supply, experts, region, weights, done: 0, making: Making::default() })
     }
 
     /// Makes about `most` bytes more of one weight. Whether all weights are there.
@@ -148,7 +156,9 @@ impl Weights {
         let layouts = &prepared.layouts[index];
         if prepared.pages(spec)? {
             self.weights.push(pack::paged(&prepared.checkpoint, spec, layouts, &self.experts)?);
-        } else if let Some(weight) = self.making.step(&self.supply, spec, layouts, &self.pool, most)? {
+        } else if let Some(weight) =
+            self.making.step(&self.supply, spec, layouts, &Room { pool: &self.pool, region: &self.region }, most)?
+        {
             self.making = Making::default();
             self.done += weight.bytes() as u64;
             self.weights.push(weight);

@@ -252,7 +252,12 @@ impl Op for Attention {
                         let per_group = self.group().div_ceil(heads(segment));
                         let first = head / per_group * self.group() + head % per_group * heads(segment);
                         let last = (first + heads(segment)).min((head / per_group + 1) * self.group());
-                        self.attend(frame, &frame.pages(index, self.state), start..(start + block(segment)).min(segment.rows.end), first..last);
+                        self.attend(
+                            frame,
+                            &frame.pages(index, self.state),
+                            start..(start + block(segment)).min(segment.rows.end),
+                            first..last,
+                        );
                         break;
                     }
                     item -= items(segment);

@@ -51,6 +51,11 @@ NOTHING(error_free, H(0, metrale_error))
 STATUS(model_probe, P(0), P(1), a[2], P(3), P(4))
 STATUS(plan, P(0), P(1), a[2], P(3), P(4))
 STATUS(load, P(0), P(1), P(2), P(3))
+STATUS(source_folder, a[0], P(1), P(2))
+STATUS(source_add, H(0, metrale_source), P(1), H(2, metrale_source), P(3))
+STATUS(source_probe, H(0, metrale_source), P(1), a[2], P(3), P(4))
+STATUS(source_plan, H(0, metrale_source), P(1), a[2], P(3), P(4))
+STATUS(load_step_bytes, H(0, metrale_loading), a[1], P(2), P(3), P(4))
 STATUS(source_path, P(0), a[1], P(2), P(3))
 STATUS(source_buffer, P(0), a[1], a[2], P(3), P(4))
 STATUS(source_fd, (int32_t)a[0], a[1], a[2], a[3], P(4), P(5))
@@ -119,7 +124,8 @@ static const struct function FUNCTIONS[] = {
     F(seq_logits, "Szze", 1),      F(seq_logprobs, "StNoNooe", 1), F(seq_encode, "Stne", 1),    F(seq_beam, "SVoczze", 1),
     F(source_path, "Pfye", 1),     F(source_buffer, "bnfye", 1), F(source_fd, "kddfye", 1),      F(source_reader, "hudfye", 1),
     F(source_free, "Y", 0),        F(load_source, "Ylme", 1),    F(load_begin, "Ylwe", 1),       F(load_step, "ZdGme", 1),
-    F(load_cancel, "Ze", 1),       F(loading_free, "Z", 0),
+    F(load_cancel, "Ze", 1),       F(loading_free, "Z", 0),      F(source_folder, "fye", 1),     F(source_add, "YKYe", 1),
+    F(source_probe, "Yocze", 1),   F(source_plan, "YldFe", 1),   F(load_step_bytes, "ZdGme", 1),
 };
 enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof FUNCTIONS[0] };
 

@@ -74,6 +74,24 @@ static metrale_status do_source(void) {
     metrale_source_free(made);
     return status;
 }
+static metrale_status do_folder(void) {
+    metrale_source *made = NULL, *part = NULL;
+    metrale_status status = metrale_source_folder(0, &made, &err);
+    if (status == METRALE_OK) status = metrale_source_path(path, 0, &part, &err);
+    if (status == METRALE_OK) status = metrale_source_add(made, "model.gguf", part, &err);
+    metrale_source_free(part);
+    metrale_source_free(made);
+    return status;
+}
+static metrale_status do_source_look(void) {
+    metrale_source *source = NULL;
+    metrale_memory_plan plan = {.struct_size = sizeof plan};
+    metrale_status status = metrale_source_path(path, METRALE_SOURCE_READ, &source, &err);
+    if (status == METRALE_OK) status = metrale_source_probe(source, buffer, BUFFER, &size, &err);
+    if (status == METRALE_OK) status = metrale_source_plan(source, NULL, 1, &plan, &err);
+    metrale_source_free(source);
+    return status;
+}
 static metrale_status do_load_step(void) {
     metrale_load_options options = {.struct_size = sizeof options, .threads = 2};
     metrale_source *source = NULL;
@@ -157,7 +175,8 @@ static const struct operation {
     {"detokenize", do_detokenize, NULL}, {"chat_render", do_render, NULL},        {"text_new", do_text_new, NULL},
     {"text_push", do_push, NULL},        {"sampler_new", do_sampler, NULL},       {"model_meta", do_meta, NULL},
     {"probe", do_probe, NULL},           {"plan", do_plan, NULL},                 {"source", do_source, NULL},
-    {"load", do_load, NULL},             {"load_step", do_load_step, NULL},
+    {"folder", do_folder, NULL},         {"source_look", do_source_look, NULL},       {"load", do_load, NULL},
+    {"load_step", do_load_step, NULL},
 };
 
 static void fresh(void) {

@@ -6,6 +6,8 @@
 use crate::error::{Error, Kind, Result};
 use std::alloc::Layout;
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Alignment of every buffer: one cache line, one AVX-512 register.
 pub const ALIGN: usize = 64;
@@ -27,6 +29,38 @@ enum Origin {
     Heap(Layout),
     /// Length of the mapping that starts at `ptr`.
     Mapped(usize),
+    /// A piece of a region, which stays as long.
+    Part {
+        _region: Arc<Region>,
+    },
+}
+
+/// One buffer for many: pieces of it are handed out one behind the other and nothing is taken back before the last of them is
+/// gone. Small matrices lie on huge pages this way, and large ones do not waste the rest of their last.
+pub struct Region {
+    buffer: Buffer,
+    used: AtomicUsize,
+}
+
+impl Region {
+    /// Room for `len` bytes of `what`.
+    pub fn new(len: usize, what: &str) -> Result<Arc<Region>> {
+        Ok(Arc::new(Region { buffer: Buffer::new(len, what)?, used: AtomicUsize::new(0) }))
+    }
+
+    /// What a piece of `len` bytes takes of the room.
+    pub fn room(len: usize) -> usize {
+        len.checked_next_multiple_of(ALIGN).unwrap_or(len)
+    }
+
+    /// The next `len` bytes, zeroed; `None` where they are not left.
+    pub fn take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
+        let next = |used: usize| used.checked_add(Region::room(len)).filter(|&end| end <= self.buffer.len());
+        let start = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
+        // SAFETY: `start` and the `len` bytes after it lie inside the buffer, and nobody else was given them.
+        let ptr = unsafe { self.buffer.ptr.add(start) };
+        Some(Buffer { ptr, len, kind: Origin::Part { _region: Arc::clone(self) } })
+    }
 }
 
 // SAFETY: the buffer owns its memory alone, and hands it out only through `&self` (shared, read) and `&mut self`.
@@ -105,11 +139,11 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        match self.kind {
-            Origin::Empty => {}
+        match &self.kind {
+            Origin::Empty | Origin::Part { .. } => {}
             // SAFETY: allocated with this layout in `new`.
-            Origin::Heap(layout) => unsafe { std::alloc::dealloc(self.ptr.as_ptr(), layout) },
-            Origin::Mapped(bytes) => unmap(self.ptr, bytes),
+            Origin::Heap(layout) => unsafe { std::alloc::dealloc(self.ptr.as_ptr(), *layout) },
+            Origin::Mapped(bytes) => unmap(self.ptr, *bytes),
         }
     }
 }
@@ -146,7 +180,8 @@ fn map(len: usize) -> Option<(NonNull<u8>, usize)> {
 /// A private zeroed mapping of at least `len` bytes that starts on a huge page boundary, and its true length.
 #[cfg(unix)]
 fn map_huge(len: usize) -> Option<(NonNull<u8>, usize)> {
-    let bytes = len.checked_next_multiple_of(HUGE)?;
+    // What is left of the last huge page stays with the system.
+    let bytes = len.checked_next_multiple_of(4096)?;
     let wide = bytes.checked_add(HUGE)?;
     // SAFETY: an anonymous private mapping at an address of the kernel's choice touches nothing that exists.
     let raw = unsafe {
@@ -194,6 +229,20 @@ mod tests {
             assert_eq!(b.as_slice_of::<u32>().len(), len / 4);
             assert!(b.as_slice_of::<u32>().iter().all(|&x| x == 0x0707_0707));
         }
+    }
+
+    #[test]
+    fn a_regions_pieces_are_apart_and_outlive_it() {
+        let region = Region::new(64 + 128 + 64, "test").unwrap();
+        let mut pieces: Vec<Buffer> = [1, 65, 0, 64].iter().map(|&n| region.take(n).unwrap()).collect();
+        assert!(region.take(1).is_none() && region.take(usize::MAX).is_none());
+        drop(region);
+        for (value, piece) in pieces.iter_mut().enumerate() {
+            assert!(piece.as_slice().iter().all(|&x| x == 0) && (piece.as_ptr() as usize).is_multiple_of(ALIGN));
+            piece.as_mut_slice().fill(value as u8 + 1);
+        }
+        let sums = pieces.iter().map(|p| p.as_slice().iter().map(|&x| x as usize).sum::<usize>());
+        assert_eq!(sums.collect::<Vec<_>>(), [1, 130, 0, 256]);
     }
 
     #[test]
