@@ -255,7 +255,7 @@ impl Prepared {
 }
 
 /// Bytes of a token: its text, its merge, their places in tables, and what building those leaves behind.
-const TOKEN: u64 = 240;
+const TOKEN: u64 = 252;
 /// Tenths of a byte for each of `tokenizer.json`, which writes some vocabularies at greater length.
 const JSON_TENTHS: u64 = 54;
 /// Of a page: its count and its places in two lists.
