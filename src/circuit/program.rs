@@ -63,7 +63,7 @@ impl Progress {
     /// Has a place for each of `workers`.
     fn fit(&mut self, workers: usize) -> Result<()> {
         if self.at.len() < workers {
-            self.at.try_reserve(workers).map_err(|_| Error::new(Kind::OutOfMemory, "the places of workers"))?;
+            crate::error::reserve(&mut self.at, workers, "the places of workers")?;
             self.at.resize_with(workers, AtomicUsize::default);
         }
         Ok(())
@@ -232,7 +232,7 @@ impl Program {
         let frame = self.frame(workspace, batch, &[], simd::table());
         let (rows, width) = (frame.rows(value), frame.slot(value).width);
         out.clear();
-        out.try_reserve(rows * width).map_err(|_| Error::new(Kind::OutOfMemory, "a copy of a value"))?;
+        crate::error::reserve(out, rows * width, "a copy of a value")?;
         for row in 0..rows {
             out.extend_from_slice(frame.row(value, row));
         }
