@@ -89,8 +89,7 @@ pub type metrale_free_fn = Option<unsafe extern "C" fn(user: *mut c_void, pointe
 /// `len` bytes of UTF-8 without a NUL or line end, which live during the call. Called on the thread that has something
 /// to say, on several at once where several have; nothing is recorded of what the function itself does with this
 /// library. It returns: no exception and no `longjmp` leaves it.
-pub type metrale_log_fn =
-    Option<unsafe extern "C" fn(user: *mut c_void, level: u32, status: metrale_status, text: *const u8, len: usize)>;
+pub type metrale_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: u32, status: metrale_status, text: *const u8, len: usize)>;
 
 /// `METRALE_LOG_INFO`.
 pub const METRALE_LOG_DEFAULT: u32 = 0;

@@ -125,9 +125,3 @@ unsafe impl GlobalAlloc for Allocator {
         place
     }
 }
-
-#[cfg(all(test, feature = "reserve"))]
-pub(super) fn reallocate(piece: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-    // SAFETY: the tests keep the promises.
-    unsafe { Allocator.realloc(piece, layout, size) }
-}

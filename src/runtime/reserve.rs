@@ -146,9 +146,3 @@ fn release(length: usize) {
     #[cfg(not(unix))]
     let _ = length;
 }
-
-/// Pieces that are handed out.
-#[cfg(test)]
-pub(super) fn live() -> usize {
-    USED.lock().unwrap_or_else(PoisonError::into_inner).live
-}
