@@ -302,7 +302,7 @@ struct Scratch {
 /// Resizes a buffer that is used again.
 fn sized<T: Clone + Default>(v: &mut Vec<T>, n: usize) -> Result<&mut [T]> {
     let more = n.saturating_sub(v.len());
-    v.try_reserve(more).map_err(|_| Error::new(Kind::OutOfMemory, "a buffer for packing weights"))?;
+    crate::error::reserve(v, more, "a buffer for packing weights")?;
     v.resize(n, T::default());
     Ok(v)
 }
@@ -533,7 +533,7 @@ mod tests {
             let spec = &d.weights[id.0 as usize];
             let layouts = vec![Layout::F32; spec.parts().count()];
             let mut making = Making::default();
-            let region = Region::new(0, "test").unwrap();
+            let region = Region::new(crate::runtime::Class::Other, 0, "test").unwrap();
             loop {
                 // One panel at a time.
                 if let Some(weight) = making.step(&supply, spec, &layouts, &Room { pool: &pool, region: &region }, 1).unwrap() {

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)] // Memory comes from mmap or the allocator as a raw pointer.
 
 use crate::error::{Error, Kind, Result};
+use crate::runtime::{self, Charge, Class};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -13,6 +14,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub const ALIGN: usize = 64;
 /// Size of a huge page; buffers at least this large are mapped on their own, on such pages.
 const HUGE: usize = 2 << 20;
+/// Size of an ordinary page.
+const PAGE: usize = 4096;
 /// Buffers at least this large are mapped, so that zeroing them costs nothing until they are touched, a page at a time: an
 /// allocator clears them at once, which is milliseconds for the cache pages of all layers together.
 const LAZY: usize = 128 << 10;
@@ -22,6 +25,8 @@ pub struct Buffer {
     ptr: NonNull<u8>,
     len: usize,
     kind: Origin,
+    /// Its count on the runtime it came from.
+    _charge: Charge,
 }
 
 enum Origin {
@@ -43,9 +48,9 @@ pub struct Region {
 }
 
 impl Region {
-    /// Room for `len` bytes of `what`.
-    pub fn new(len: usize, what: &str) -> Result<Arc<Region>> {
-        Ok(Arc::new(Region { buffer: Buffer::new(len, what)?, used: AtomicUsize::new(0) }))
+    /// Room for `len` bytes of `what`, counted for a purpose.
+    pub fn new(class: Class, len: usize, what: &str) -> Result<Arc<Region>> {
+        Ok(Arc::new(Region { buffer: Buffer::of(class, len, what)?, used: AtomicUsize::new(0) }))
     }
 
     /// What a piece of `len` bytes takes of the room.
@@ -59,7 +64,9 @@ impl Region {
         let start = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
         // SAFETY: `start` and the `len` bytes after it lie inside the buffer, and nobody else was given them.
         let ptr = unsafe { self.buffer.ptr.add(start) };
-        Some(Buffer { ptr, len, kind: Origin::Part { _region: Arc::clone(self) } })
+        // The region is counted as a whole.
+        let charge = Charge::new(Class::Other, 0, 0)?;
+        Some(Buffer { ptr, len, kind: Origin::Part { _region: Arc::clone(self) }, _charge: charge })
     }
 }
 
@@ -71,24 +78,34 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// `len` zeroed bytes for `what`, or `OutOfMemory` naming it.
     pub fn new(len: usize, what: &str) -> Result<Buffer> {
+        Buffer::of(Class::Other, len, what)
+    }
+
+    /// As `new`, counted for a purpose.
+    pub fn of(class: Class, len: usize, what: &str) -> Result<Buffer> {
         let fail = || Error::new(Kind::OutOfMemory, format!("{what}: {len} bytes could not be allocated")).sizes(len as u64, 0).named(what);
         if len == 0 {
             let ptr = NonNull::new(std::ptr::without_provenance_mut(ALIGN)).ok_or_else(fail)?;
-            return Ok(Buffer { ptr, len, kind: Origin::Empty });
+            return Ok(Buffer { ptr, len, kind: Origin::Empty, _charge: Charge::new(class, 0, 0).ok_or_else(fail)? });
         }
-        if len >= LAZY {
-            let (ptr, mapped) = if len >= HUGE { map_huge(len) } else { map(len) }.ok_or_else(fail)?;
-            return Ok(Buffer { ptr, len, kind: Origin::Mapped(mapped) });
+        // What a host's allocator gives may be of any size and is its own business.
+        if len >= LAZY && !Charge::is_hosted() {
+            // What is left of a last huge page stays with the system.
+            let bytes = len.checked_next_multiple_of(PAGE).ok_or_else(fail)?;
+            let charge = Charge::new(class, bytes, bytes).ok_or_else(fail)?;
+            let ptr = if len >= HUGE { map_huge(bytes) } else { map(bytes) }.ok_or_else(fail)?;
+            return Ok(Buffer { ptr, len, kind: Origin::Mapped(bytes), _charge: charge });
         }
         let layout = Layout::from_size_align(len, ALIGN).map_err(|_| fail())?;
+        let charge = Charge::new(class, len, 0).ok_or_else(fail)?;
         // SAFETY: the layout's size is not zero.
-        let ptr = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(fail)?;
-        Ok(Buffer { ptr, len, kind: Origin::Heap(layout) })
+        let ptr = NonNull::new(runtime::fallible(|| unsafe { std::alloc::alloc_zeroed(layout) })).ok_or_else(fail)?;
+        Ok(Buffer { ptr, len, kind: Origin::Heap(layout), _charge: charge })
     }
 
     /// Has the system provide all of it now rather than at first use, when somebody may be in a hurry.
     pub fn touch(&mut self) {
-        for place in self.as_mut_slice().iter_mut().step_by(4096) {
+        for place in self.as_mut_slice().iter_mut().step_by(PAGE) {
             // A plain store of the value that is there could be left out.
             // SAFETY: a reference is valid for writes.
             unsafe { std::ptr::write_volatile(place, 0) };
@@ -166,22 +183,19 @@ unsafe impl Plain for u32 {}
 // SAFETY: as above.
 unsafe impl Plain for f32 {}
 
-/// A private zeroed mapping of at least `len` bytes, and its true length.
+/// A private zeroed mapping of `bytes`, whole pages.
 #[cfg(unix)]
-fn map(len: usize) -> Option<(NonNull<u8>, usize)> {
-    let bytes = len.checked_next_multiple_of(4096)?;
+fn map(bytes: usize) -> Option<NonNull<u8>> {
     // SAFETY: an anonymous private mapping at an address of the kernel's choice touches nothing that exists.
     let raw = unsafe {
         libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     };
-    if raw == libc::MAP_FAILED { None } else { NonNull::new(raw.cast()).map(|ptr| (ptr, bytes)) }
+    if raw == libc::MAP_FAILED { None } else { NonNull::new(raw.cast()) }
 }
 
-/// A private zeroed mapping of at least `len` bytes that starts on a huge page boundary, and its true length.
+/// A private zeroed mapping of `bytes`, whole pages, that starts on the boundary of a huge page.
 #[cfg(unix)]
-fn map_huge(len: usize) -> Option<(NonNull<u8>, usize)> {
-    // What is left of the last huge page stays with the system.
-    let bytes = len.checked_next_multiple_of(4096)?;
+fn map_huge(bytes: usize) -> Option<NonNull<u8>> {
     let wide = bytes.checked_add(HUGE)?;
     // SAFETY: an anonymous private mapping at an address of the kernel's choice touches nothing that exists.
     let raw = unsafe {
@@ -204,7 +218,7 @@ fn map_huge(len: usize) -> Option<(NonNull<u8>, usize)> {
         }
         #[cfg(target_os = "linux")]
         libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE);
-        Some((NonNull::new_unchecked(start), bytes))
+        Some(NonNull::new_unchecked(start))
     }
 }
 
@@ -233,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_regions_pieces_are_apart_and_outlive_it() {
-        let region = Region::new(64 + 128 + 64, "test").unwrap();
+        let region = Region::new(Class::Other, 64 + 128 + 64, "test").unwrap();
         let mut pieces: Vec<Buffer> = [1, 65, 0, 64].iter().map(|&n| region.take(n).unwrap()).collect();
         assert!(region.take(1).is_none() && region.take(usize::MAX).is_none());
         drop(region);

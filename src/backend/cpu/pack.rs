@@ -15,6 +15,7 @@
 
 use super::arena::{Buffer, Region};
 use crate::error::{Error, Kind, Result};
+use crate::runtime::Class;
 use crate::{bail, ensure};
 use half::{bf16, f16};
 use std::sync::Arc;
@@ -283,7 +284,7 @@ impl Packed {
         let bytes = Packed::bytes(layout, rows, cols).ok_or_else(sizes)?;
         let data = match region.and_then(|region| region.take(bytes)) {
             Some(data) => data,
-            None => Buffer::new(bytes, "packed weights")?,
+            None => Buffer::of(Class::Weights, bytes, "packed weights")?,
         };
         Ok(Packed { layout, rows, cols, panel_bytes, data })
     }
