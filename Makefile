@@ -14,7 +14,7 @@ WARNINGS := -std=c11 -O2 -Wall -Wextra -Wpedantic
 # The program that writes the header: on the path, or where .ci/run puts it.
 CBINDGEN ?= $(or $(shell command -v cbindgen),$(wildcard build/own-tools/bin/cbindgen))
 
-.PHONY: demo chat library test format lint header header-check models peer bench clean help
+.PHONY: demo chat library test format lint header header-check models peer bench latency clean help
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -58,6 +58,12 @@ peer: ## build llama.cpp's llama-bench into build/peer, for benches/peer.py
 bench: peer ## our speed beside the peer's
 	$(CARGO) build --locked --release --example metrale_bench
 	$(PYTHON) benches/peer.py $$($(PYTHON) examples/get_model.py smollm2-135m-instruct gemma-3-270m)
+
+latency: ## how well steps and cancels keep their bounds (docs/latency.md), on one thread and two
+	$(CARGO) build --locked --release --example step_latency
+	@model=$$($(PYTHON) examples/get_model.py smollm2-135m-instruct) && for threads in 1 2; do \
+		$(RELEASE)/examples/step_latency "$$model" --threads $$threads; \
+	done
 
 clean: ## remove what was built (fetched models stay)
 	$(CARGO) clean

@@ -19,7 +19,8 @@ use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pool::{Pool, available_threads};
 use crate::backend::cpu::simd;
 use crate::cache::{PagePool, StateLayout, StatePool};
-use crate::error::{Kind, Result, ensure_memory, vec_with_capacity};
+use crate::circuit::Program;
+use crate::error::{Kind, Result, ensure_memory, reserve, vec_with_capacity};
 use crate::ops::{ExpertCache, Weight};
 use crate::options::{Compute, LoadOptions};
 use crate::runtime::{self, Class, Level};
@@ -73,6 +74,8 @@ struct Weights {
     /// All matrices.
     region: Arc<Region>,
     weights: Vec<Weight>,
+    /// Of blocking calls, then of steps.
+    programs: Vec<(Shape, Program)>,
     /// Bytes of finished weights.
     done: u64,
     making: Making,
@@ -135,6 +138,14 @@ impl Loader {
                 self.progress.done_bytes = (weights.done + weights.making.bytes()).min(weights.plan.weights);
                 if all { Stage::Programs(weights, words) } else { Stage::Weights(weights, words) }
             }
+            Stage::Programs(mut weights, vocabulary) if weights.programs.len() < Shape::ALL.len() + Shape::STEPS.len() => {
+                let Weights { prepared, programs, .. } = &mut *weights;
+                let shape = Shape::ALL.iter().chain(&Shape::STEPS).nth(programs.len()).copied().unwrap_or(Shape::ALL[0]);
+                let program = prepared.program(shape, false, &[])?.0;
+                reserve(programs, 1, "the list of programs")?;
+                programs.push((shape, program));
+                Stage::Programs(weights, vocabulary)
+            }
             Stage::Programs(weights, vocabulary) => {
                 let (done_bytes, total_bytes) = (weights.plan.weights, weights.plan.weights);
                 let engine = weights.finish(vocabulary.0, vocabulary.1)?;
@@ -161,7 +172,7 @@ impl Weights {
         let weights = vec_with_capacity(prepared.declarations.weights.len(), "the list of weights")?;
         let experts = Arc::new(ExpertCache::new(prepared.expert_budget.unwrap_or(0)));
         let region = Region::new(Class::Weights, prepared.region_bytes()?, "packed weights")?;
-        Ok(Weights { prepared, plan, pool, supply, experts, region, weights, done: 0, making: Making::default() })
+        Ok(Weights { prepared, plan, pool, supply, experts, region, weights, programs: Vec::new(), done: 0, making: Making::default() })
     }
 
     /// Makes about `most` bytes more of one weight. Whether all weights are there.
@@ -185,13 +196,14 @@ impl Weights {
     }
 
     fn finish(self: Box<Self>, tokenizer: Result<Arc<Tokenizer>>, end_tokens: Vec<i32>) -> Result<Arc<Engine>> {
-        let Weights { prepared, plan, pool, weights, .. } = *self;
+        let Weights { prepared, plan, pool, weights, mut programs, .. } = *self;
         let dims = prepared.model.dims();
         let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, dims.vocab)?);
         let zero = states.zero()?;
         let encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
-        let runner = Mutex::new(Runner::new(&prepared, &Shape::ALL, encoder, states.layout().slots())?);
-        let stepper = Mutex::new(Stepper::new(Runner::new(&prepared, &Shape::STEPS, None, states.layout().slots())?));
+        let steps = programs.split_off(Shape::ALL.len());
+        let runner = Mutex::new(Runner::new(programs, encoder, states.layout().slots())?);
+        let stepper = Mutex::new(Stepper::new(Runner::new(steps, None, states.layout().slots())?));
         let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
         let template = match &tokenizer {
             Ok(tokenizer) => vocabulary::template(tokenizer),

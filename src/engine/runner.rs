@@ -1,7 +1,6 @@
 //! Programs of a loaded model by batch shape, and the workspace they share.
 
 use super::load::Engine;
-use super::prepare::Prepared;
 use crate::backend::cpu::pause::Control;
 use crate::circuit::{Outcome, Program, Progress, Workspace};
 use crate::error::Result;
@@ -50,12 +49,8 @@ pub(super) struct Work<'a> {
 }
 
 impl Runner {
-    /// Programs for batches of `shapes`, smallest first. `slots` says where each recurrent slot lies in a sequence's state.
-    pub fn new(prepared: &Prepared, shapes: &[Shape], encoder: Option<Program>, slots: &Arc<[Range<usize>]>) -> Result<Runner> {
-        let mut programs = Vec::with_capacity(shapes.len());
-        for &shape in shapes {
-            programs.push((shape, prepared.program(shape, false, &[])?.0));
-        }
+    /// Runs these programs, smallest first. `slots` says where each recurrent slot lies in a sequence's state.
+    pub fn new(programs: Vec<(Shape, Program)>, encoder: Option<Program>, slots: &Arc<[Range<usize>]>) -> Result<Runner> {
         let bytes = programs.iter().map(|(_, p)| p).chain(&encoder).map(Program::workspace_bytes).max().unwrap_or(0);
         let batch = Batch { slots: Arc::clone(slots), ..Batch::default() };
         Ok(Runner { programs, encoder, workspace: Workspace::new(bytes)?, batch, progress: Progress::default() })
