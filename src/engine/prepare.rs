@@ -239,7 +239,10 @@ impl Prepared {
     /// vocabularies of 512 to 262,144 tokens; tests hold them against the kernel's counters.
     fn overhead(&self, sequences: usize) -> Result<u64> {
         let tokenizer = match (self.checkpoint.gguf(), self.checkpoint.beside()) {
-            (Some(gguf), _) => gguf.strings("tokenizer.ggml.tokens")?.map_or(0, |tokens| tokens.count() as u64 * TOKEN),
+            (Some(gguf), _) => {
+                let each = if gguf.value("tokenizer.ggml.scores").is_some() { SCORED_TOKEN } else { TOKEN };
+                gguf.strings("tokenizer.ggml.tokens")?.map_or(0, |tokens| tokens.count() as u64 * each)
+            }
             (None, Some(files)) => match files.size("tokenizer.json") {
                 0 => 0,
                 size => (self.model.dims().vocab as u64 * TOKEN).max(size.saturating_mul(JSON_TENTHS) / 10),
@@ -255,9 +258,11 @@ impl Prepared {
 }
 
 /// Bytes of a token: its text, its merge, their places in tables, and what building those leaves behind.
-const TOKEN: u64 = 252;
+const TOKEN: u64 = 216;
+/// Where merges follow from scores: every pair of pieces that is one is a merge.
+const SCORED_TOKEN: u64 = 276;
 /// Tenths of a byte for each of `tokenizer.json`, which writes some vocabularies at greater length.
-const JSON_TENTHS: u64 = 54;
+const JSON_TENTHS: u64 = 58;
 /// Of a page: its count and its places in two lists.
 const PAGE_ENTRY: u64 = 72;
 /// Of a sequence besides.
