@@ -83,8 +83,8 @@ fn by_definition(stages: &[Stage], logits: &[f32], history: &[i32], seed: u64) -
                 list.iter_mut().filter(|c| c.0 as i32 == token).for_each(|c| c.1 = rounded(c.1 + f64::from(value)));
             }
             Stage::Typical(p) if p < 1.0 => {
-                let total: f64 = list.iter().map(|c| c.1.exp()).sum();
-                let chance = |c: &(usize, f64)| c.1.exp() / total;
+                let total: f64 = list.iter().map(|c| (c.1 - max).exp()).sum();
+                let chance = |c: &(usize, f64)| (c.1 - max).exp() / total;
                 let entropy: f64 = list.iter().map(chance).filter(|&p| p > 0.0).map(|p| -p * p.ln()).sum();
                 let distance = |c: &(usize, f64)| (-chance(c).ln() - entropy).abs();
                 let near = |a: &(usize, f64), b: &(usize, f64)| (distance(a) - distance(b)).abs() < 1e-6;

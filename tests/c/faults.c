@@ -25,7 +25,8 @@ static struct {
     metrale_text *text;
     metrale_error *error;
     metrale_seq *list[1];
-    metrale_sampler_stage stages[2];
+    metrale_grammar *grammar;
+    metrale_sampler_stage stages[3];
     metrale_load_options load;
     metrale_text_options text_options;
     metrale_seq_options seq_options;
@@ -44,6 +45,23 @@ static alignas(64) uint8_t written[MOST_ARGUMENTS][256];
 static uint8_t *buffers[MOST_ARGUMENTS];
 static metrale_error *err_place;
 
+/* Compiled once, because that takes its time: it is made again after it was freed. */
+static metrale_grammar *grammar;
+static const char SCHEMA[] = "{\"type\":\"boolean\"}", GBNF[] = "root ::= [a-c]+", LARK[] = "start: /[a-c]+/", REGEX[] = "[a-c]+";
+
+static metrale_grammar *a_grammar(void) {
+    metrale_grammar *made = NULL;
+    OK(metrale_grammar_regex(model, (const uint8_t *)REGEX, sizeof REGEX - 1, &made, &err));
+    return made;
+}
+
+/* A hook that looks and changes nothing. */
+static int32_t looks(void *user, float *logits, size_t count, const metrale_token *history, size_t history_count) {
+    (void)user;
+    (void)history;
+    return logits[0] > 1e30f && count + history_count == 0;
+}
+
 static const char TEXT[] = "Once upon a time";
 static const char REQUEST[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]}";
 
@@ -61,7 +79,11 @@ static void make_own(void) {
     own.stages[0].count = 5;
     own.stages[1].kind = METRALE_STAGE_TEMPERATURE;
     own.stages[1].value = 0.8f;
-    OK(metrale_sampler_new(own.stages, 2, 1, &own.sampler, &err));
+    own.stages[2].kind = METRALE_STAGE_HOOK;
+    OK(metrale_sampler_new(own.stages, 3, 1, &own.sampler, &err));
+    OK(metrale_sampler_set_hook(own.sampler, looks, NULL, &err));
+    if (grammar == NULL) grammar = a_grammar();
+    own.grammar = grammar;
     OK(metrale_text_new(model, NULL, &own.text, &err));
     own.error = an_error();
     own.list[0] = own.seq;
@@ -82,9 +104,9 @@ static void free_own(void) {
     metrale_error_free(own.error);
 }
 
-static int is_handle(char c) { return strchr("MSAXE", c) != NULL; }
+static int is_handle(char c) { return strchr("MSAXEG", c) != NULL; }
 static int is_number(char c) { return strchr("nNcdif", c) != NULL; }
-static int is_written(char c) { return strchr("zIFWRmqax", c) != NULL; }
+static int is_written(char c) { return strchr("zIFWRmqaxb", c) != NULL; }
 
 /* A sound argument. */
 static uintptr_t sound(char letter, char before, int index) {
@@ -94,6 +116,13 @@ static uintptr_t sound(char letter, char before, int index) {
     case 'A': return (uintptr_t)own.sampler;
     case 'X': return (uintptr_t)own.text;
     case 'E': return (uintptr_t)own.error;
+    case 'G': return (uintptr_t)own.grammar;
+    case 'J': return (uintptr_t)SCHEMA;
+    case 'Y': return (uintptr_t)GBNF;
+    case 'k': return (uintptr_t)LARK;
+    case 'v': return (uintptr_t)REGEX;
+    case 'h': return (uintptr_t)looks;
+    case 'u': return (uintptr_t)PROMPT;
     case 'L': return (uintptr_t)own.list;
     case 't': return (uintptr_t)PROMPT;
     case 's': return (uintptr_t)TEXT;
@@ -120,6 +149,10 @@ static uintptr_t sound(char letter, char before, int index) {
         case 'r': return sizeof REQUEST - 1;
         case 'B': return saved_len;
         case 'g': return 2;
+        case 'J': return sizeof SCHEMA - 1;
+        case 'Y': return sizeof GBNF - 1;
+        case 'k': return sizeof LARK - 1;
+        case 'v': return sizeof REGEX - 1;
         default: return 1;
         }
     default: return (uintptr_t)(written[index] + 64);
@@ -152,12 +185,13 @@ static void prepare_places(const struct function *f) {
 static void free_results(const struct function *f, const uintptr_t *a) {
     for (size_t i = 0; f->letters[i]; i++) {
         void *handle = NULL;
-        if (!strchr("mqax", f->letters[i]) || a[i] == 0) continue;
+        if (!strchr("mqaxb", f->letters[i]) || a[i] == 0) continue;
         memcpy(&handle, (void *)a[i], sizeof handle);
         switch (f->letters[i]) {
         case 'm': metrale_free(handle); break;
         case 'q': metrale_seq_free(handle); break;
         case 'a': metrale_sampler_free(handle); break;
+        case 'b': metrale_grammar_free(handle); break;
         default: metrale_text_free(handle);
         }
     }
@@ -179,6 +213,7 @@ static int64_t checked(const struct function *f, uintptr_t *a) {
     memcpy(before, written, sizeof written);
     int64_t status = f->call(a);
     calls++;
+    if (strcmp(f->name, "metrale_grammar_free") == 0 && a[0] == (uintptr_t)grammar) grammar = NULL;
     if (!f->status) {
         if (status) FAIL("a result that cannot be");
     } else if (status < 0) {
@@ -237,11 +272,12 @@ static void bad_pointers(const struct function *f) {
 
 /* Numbers that are no handle of the wanted kind; `n` of them. */
 static size_t bad_handles(char kind, uintptr_t *out) {
-    uintptr_t live[5] = {(uintptr_t)own.model, (uintptr_t)own.seq, (uintptr_t)own.sampler, (uintptr_t)own.text, (uintptr_t)own.error};
-    const char *kinds = "MSAXE";
+    uintptr_t live[6] = {(uintptr_t)own.model, (uintptr_t)own.seq, (uintptr_t)own.sampler, (uintptr_t)own.text, (uintptr_t)own.error,
+                         (uintptr_t)own.grammar};
+    const char *kinds = "MSAXEG";
     size_t n = 0;
     uintptr_t right = 0;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         if (kinds[i] == kind) right = live[i];
         else out[n++] = live[i];
     }
@@ -264,6 +300,12 @@ static size_t bad_handles(char kind, uintptr_t *out) {
     out[n++] = (uintptr_t)stale_sampler;
     out[n++] = (uintptr_t)stale_text;
     out[n++] = (uintptr_t)stale_error;
+    static metrale_grammar *stale_grammar;
+    if (stale_grammar == NULL) {
+        stale_grammar = a_grammar();
+        metrale_grammar_free(stale_grammar);
+    }
+    out[n++] = (uintptr_t)stale_grammar;
     const uintptr_t invented[] = {0, 1, 8, UINTPTR_MAX, UINTPTR_MAX - 15, (uintptr_t)INTPTR_MAX, (uintptr_t)1 << 63, (uintptr_t)&own};
     for (size_t i = 0; i < sizeof invented / sizeof *invented; i++) out[n++] = invented[i];
     for (int bit = 4; bit < 64; bit++) out[n++] = right ^ (uintptr_t)1 << bit;
@@ -284,7 +326,7 @@ static void bad_handle_arguments(const struct function *f) {
                 if (letter == 'L') own.list[0] = (metrale_seq *)bad[index];
                 else a[place] = bad[index];
                 int64_t status = checked(f, a);
-                int no_sampler = letter == 'A' && bad[index] == 0;
+                int no_sampler = (letter == 'A' || letter == 'G') && bad[index] == 0;
                 if (f->status && !no_sampler && status != METRALE_INVALID_HANDLE) FAIL("status %d for the handle %#zx", (int)status, (size_t)bad[index]);
                 handles++;
             }
@@ -365,7 +407,7 @@ static void bad_structs(const struct function *f) {
 
 /* Random calls on objects that live and die at random. */
 enum { POOL = 6 };
-static struct { uintptr_t handle; uint64_t digest; } pool[5][POOL];
+static struct { uintptr_t handle; uint64_t digest; } pool[6][POOL];
 static uint64_t state = 88172645463325252u;
 
 static uint64_t pick(uint64_t below) {
@@ -375,7 +417,9 @@ static uint64_t pick(uint64_t below) {
     return (state >> 11) % below;
 }
 
-static int pool_of(char letter) { return (int)(strchr("MSAXE", letter) - "MSAXE"); }
+static const char KINDS[] = "MSAXEG";
+
+static int pool_of(char letter) { return (int)(strchr(KINDS, letter) - KINDS); }
 
 /* A sequence's digest, or 0 when the handle is none. */
 static uint64_t digest_or_none(uintptr_t handle) {
@@ -386,12 +430,13 @@ static uint64_t digest_or_none(uintptr_t handle) {
 
 static void random_walk(uint64_t rounds) {
     static const uint64_t SMALL[] = {0, 1, 2, 3, 5, 40, 511, 512, 0xffffffffffffffff, 0x8000000000000000};
-    for (int k = 0; k < 5; k++)
+    for (int k = 0; k < 6; k++)
         for (int i = 0; i < POOL; i++) pool[k][i].handle = 0;
     for (uint64_t round = 0; round < rounds; round++) {
         const struct function *f = &FUNCTIONS[pick(FUNCTION_COUNT)];
         uintptr_t a[MOST_ARGUMENTS] = {0};
         if (strcmp(f->name, "metrale_load") == 0 && pick(20)) continue;
+        if (strchr(f->letters, 'b') && pick(20)) continue;
         /* Objects stay for a while, and what is freed is used again. */
         if (strstr(f->name, "free") && pick(3)) continue;
         if (round % 64 == 0) {
@@ -409,10 +454,10 @@ static void random_walk(uint64_t rounds) {
         for (size_t i = 0; f->letters[i]; i++) {
             char c = f->letters[i];
             if (is_handle(c)) {
-                int k = pick(12) ? pool_of(c) : (int)pick(5);
+                int k = pick(12) ? pool_of(c) : (int)pick(6);
                 a[i] = pool[k][pick(POOL)].handle;
             } else if (c == 'L') {
-                for (int k = 0; k < 3; k++) list[k] = (metrale_seq *)pool[pick(20) ? 1 : pick(5)][pick(POOL)].handle;
+                for (int k = 0; k < 3; k++) list[k] = (metrale_seq *)pool[pick(20) ? 1 : pick(6)][pick(POOL)].handle;
                 a[i] = (uintptr_t)list;
             } else if (c == 'n' || c == 'N') {
                 if (f->letters[i - 1] == 'L') a[i] = f->letters[i + 1] == 'd' ? 1 : pick(4);
@@ -433,10 +478,10 @@ static void random_walk(uint64_t rounds) {
                 if (digest_or_none(pool[1][i].handle) != pool[1][i].digest) FAIL("status %d, and a sequence has changed", (int)status);
         }
         for (size_t i = 0; f->letters[i] && f->status && status >= 0; i++) {
-            if (!strchr("mqax", f->letters[i])) continue;
+            if (!strchr("mqaxb", f->letters[i])) continue;
             uintptr_t made;
             memcpy(&made, (void *)a[i], sizeof made);
-            int k = f->letters[i] == 'm' ? 0 : f->letters[i] == 'q' ? 1 : f->letters[i] == 'a' ? 2 : 3;
+            int k = f->letters[i] == 'm' ? 0 : f->letters[i] == 'q' ? 1 : f->letters[i] == 'a' ? 2 : f->letters[i] == 'b' ? 5 : 3;
             pool[k][pick(POOL)].handle = made;
         }
         /* Errors are objects too: some are kept. */
@@ -473,6 +518,7 @@ int main(int argc, char **argv) {
     }
     printf("random\n");
     random_walk(quick ? 2000 : 40000);
+    metrale_grammar_free(grammar);
     metrale_seq_free(witness);
     metrale_free(model);
     printf("counts: %d functions, %llu calls, %llu with NULLs or misaligned, %llu with bad handles, %llu with edge numbers, %llu with odd structs, "

@@ -1,10 +1,11 @@
 /* Every exported function with the kinds of its arguments, one letter each, so that tests can make arguments up:
  *
- *   M model   S sequence   A sampler   X text stream   E error       handles
+ *   M model   S sequence   A sampler   X text stream   E error   G grammar       handles
  *   L handles of sequences           t tokens   s text   r chat request   B saved state   g stages   P path   K key   read
  *   n how many of the pointer before (the function must refuse a size before it reads), N as n, but all would be read
  *   o buffer   c its capacity   z place for a number or pointer   I F W R structs to fill                written
- *   m q a x place for a new model, sequence, sampler, text stream    e place for the error
+ *   J Y k v source of a grammar: schema, GBNF, Lark, regular expression   h hook   u anything                            read
+ *   m q a x b place for a new model, sequence, sampler, text stream, grammar    e place for the error
  *   l T Q V options of a load, text stream, sequence, beam search                   d i f a number: 64 bits, a token, flags
  */
 #ifndef FAULTS_H
@@ -64,6 +65,13 @@ STATUS(text_reset, H(0, metrale_text), P(1))
 NOTHING(text_free, H(0, metrale_text))
 STATUS(sampler_new, P(0), a[1], a[2], P(3), P(4))
 NOTHING(sampler_free, H(0, metrale_sampler))
+STATUS(sampler_set_hook, H(0, metrale_sampler), (metrale_hook_fn)a[1], P(2), P(3))
+STATUS(grammar_json_schema, H(0, metrale_model), P(1), a[2], P(3), P(4))
+STATUS(grammar_gbnf, H(0, metrale_model), P(1), a[2], P(3), P(4))
+STATUS(grammar_lark, H(0, metrale_model), P(1), a[2], P(3), P(4))
+STATUS(grammar_regex, H(0, metrale_model), P(1), a[2], P(3), P(4))
+NOTHING(grammar_free, H(0, metrale_grammar))
+STATUS(seq_grammar, H(0, metrale_seq), H(1, metrale_grammar), P(2))
 STATUS(seq_new, H(0, metrale_model), P(1), P(2), P(3))
 NOTHING(seq_free, H(0, metrale_seq))
 STATUS(seq_info, H(0, metrale_seq), P(1), P(2))
@@ -99,6 +107,8 @@ static const struct function FUNCTIONS[] = {
     F(model_meta, "MKocze", 1),    F(tokenize, "Msnfocze", 1),   F(detokenize, "Mtnfocze", 1),   F(token_bytes, "Miocze", 1),
     F(chat_render, "Mrnocze", 1),  F(text_new, "MTxe", 1),       F(text_push, "XiWe", 1),        F(text_flush, "XWe", 1),
     F(text_reset, "Xe", 1),        F(text_free, "X", 0),         F(sampler_new, "gndae", 1),     F(sampler_free, "A", 0),
+    F(sampler_set_hook, "Ahue", 1), F(grammar_json_schema, "MJnbe", 1), F(grammar_gbnf, "MYnbe", 1), F(grammar_lark, "Mknbe", 1),
+    F(grammar_regex, "Mvnbe", 1),  F(grammar_free, "G", 0),      F(seq_grammar, "SGe", 1),
     F(seq_new, "MQqe", 1),         F(seq_free, "S", 0),          F(seq_info, "SIe", 1),          F(seq_truncate, "Sde", 1),
     F(seq_sampling, "SAe", 1),     F(seq_fork, "Sqe", 1),        F(seq_mark, "Sze", 1),          F(seq_rollback, "Sde", 1),
     F(seq_commit, "Sde", 1),       F(seq_match, "Stnze", 1),     F(seq_save, "Socze", 1),        F(seq_restore, "SBne", 1),

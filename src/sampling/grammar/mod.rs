@@ -136,4 +136,6 @@ fn lark_init(source: String) -> GrammarInit {
 }
 
 #[cfg(test)]
+mod random_schemas;
+#[cfg(test)]
 mod tests;

@@ -14,14 +14,14 @@ fn vocabulary(words: &[&str]) -> Arc<Vocabulary> {
 }
 
 /// Every printable ASCII character, some words, and an end token.
-fn ascii() -> (Vec<String>, Arc<Vocabulary>) {
+pub(super) fn ascii() -> (Vec<String>, Arc<Vocabulary>) {
     let mut words: Vec<String> = (b' '..=b'~').map(|b| char::from(b).to_string()).collect();
     words.extend(["\n", "true", "null", "\": ", "{\"", "\"}", ", ", "12", "abc", "\",", "é", "[1"].map(String::from));
     let vocabulary = vocabulary(&words.iter().map(String::as_str).collect::<Vec<_>>());
     (words, vocabulary)
 }
 
-fn pseudo_random(state: &mut u64) -> u64 {
+pub(super) fn pseudo_random(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
     *state >> 33
 }
