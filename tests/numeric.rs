@@ -84,6 +84,10 @@ fn a_poisoned_layer_is_named() {
             }
             let cases = [(0, f32::NAN), (elements / 2, f32::NAN), (elements - 1, f32::NAN), (elements / 2, f32::INFINITY), (0, f32::NEG_INFINITY)];
             for (case, (index, value)) in cases.into_iter().enumerate() {
+                // All of one family; of the others two for each tensor, in turn.
+                if folder != "llama" && case != at % 3 && case != 3 + at % 2 {
+                    continue;
+                }
                 let mut copy = source.clone();
                 if !poison(&mut copy.tensors[at], index, value) {
                     continue;

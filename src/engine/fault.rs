@@ -1,7 +1,7 @@
 //! Where numbers went wrong: the first tensor of a sequence's last step that is not finite.
 //!
 //! Nothing is watched while all is well. Once a row of logits turns out to be unfit, the sequence's last token is computed once
-//! more, on a copy, by a program that keeps what each layer puts out. Where earlier tokens brought the fault about, their keys and
+//! more, on a copy, by a program that keeps what each layer puts out; that takes the time of a step, beyond any budget. Where earlier tokens brought the fault about, their keys and
 //! values or recurrent state carry it into the same layer.
 
 use super::runner::{self, Work};
