@@ -26,11 +26,21 @@ fn main() {
         ("any JSON", schema("true")),
         ("string", schema(r#"{"type":"string"}"#)),
         ("string of 1e9", schema(r#"{"type":"string","maxLength":1000000000}"#)),
-        ("arrays of 1e9 nested", schema(r#"{"type":"array","maxItems":1000000000,"items":{"type":"array","maxItems":1000000000,"items":{"type":"string","maxLength":1000000000}}}"#)),
+        (
+            "arrays of 1e9 nested",
+            schema(
+                r#"{"type":"array","maxItems":1000000000,"items":{"type":"array","maxItems":1000000000,"items":{"type":"string","maxLength":1000000000}}}"#,
+            ),
+        ),
         ("500 properties", schema(&format!("{{\"type\":\"object\",\"properties\":{{{}}}}}", wide.trim_end_matches(',')))),
         ("2,000 choices", schema(&format!("{{\"enum\":[{}]}}", choices.trim_end_matches(',')))),
         ("100 deep", schema(&nested)),
-        ("any of everything", schema(r##"{"$defs":{"d":{"anyOf":[{"type":"array","items":{"$ref":"#/$defs/d"}},{"type":"object","additionalProperties":{"$ref":"#/$defs/d"}},{"type":"string","pattern":"(a|b)*a(a|b){12}"},{"type":"number"}]}},"$ref":"#/$defs/d"}"##)),
+        (
+            "any of everything",
+            schema(
+                r##"{"$defs":{"d":{"anyOf":[{"type":"array","items":{"$ref":"#/$defs/d"}},{"type":"object","additionalProperties":{"$ref":"#/$defs/d"}},{"type":"string","pattern":"(a|b)*a(a|b){12}"},{"type":"number"}]}},"$ref":"#/$defs/d"}"##,
+            ),
+        ),
         ("(a|b)*a(a|b){15}", Grammar::regex(vocabulary, "(a|b)*a(a|b){15}")),
         (r"(\w+\s?){1,1000}", Grammar::regex(vocabulary, r"(\w+\s?){1,1000}")),
         (".{0,5000}x.{0,5000}y", Grammar::regex(vocabulary, ".{0,5000}x.{0,5000}y")),
@@ -38,10 +48,21 @@ fn main() {
         (r"[^\x00]*(\p{L}{3,9}\W){200}", Grammar::regex(vocabulary, r"[^\x00]*(\p{L}{3,9}\W){200}")),
         ("ambiguous: s s | a | s s s", Grammar::gbnf(vocabulary, "root ::= s\ns ::= s s | s s s | [a-z] | [ ]")),
         ("empty: (a? a?){...}", Grammar::gbnf(vocabulary, "root ::= e root | [a-z]\ne ::= | \"a\" | e e")),
-        ("left recursion, 40 rules", Grammar::gbnf(vocabulary, &(0..40).fold("root ::= r0\n".to_string(), |s, i| {
-            format!("{s}r{i} ::= r{} | r{i} [a-z ] | r{} r{i}\n", (i + 1) % 40, (i + 7) % 40)
-        }).replace("r39 ::=", "r39 ::= [a-z] |"))),
-        ("Lark: overlapping terminals", Grammar::lark(vocabulary, "start: (A | B | C | D)+\nA: /[a-z ]+/\nB: /[a-y ]+/\nC: /([a-x]| )+/\nD: /(.| )+?;/")),
+        (
+            "left recursion, 40 rules",
+            Grammar::gbnf(
+                vocabulary,
+                &(0..40)
+                    .fold("root ::= r0\n".to_string(), |s, i| {
+                        format!("{s}r{i} ::= r{} | r{i} [a-z ] | r{} r{i}\n", (i + 1) % 40, (i + 7) % 40)
+                    })
+                    .replace("r39 ::=", "r39 ::= [a-z] |"),
+            ),
+        ),
+        (
+            "Lark: overlapping terminals",
+            Grammar::lark(vocabulary, "start: (A | B | C | D)+\nA: /[a-z ]+/\nB: /[a-y ]+/\nC: /([a-x]| )+/\nD: /(.| )+?;/"),
+        ),
     ];
     let mut worst = Duration::ZERO;
     for (name, grammar) in cases {

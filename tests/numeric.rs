@@ -82,7 +82,8 @@ fn a_poisoned_layer_is_named() {
             if name.contains(".experts.") && !name.contains(".experts.0.") {
                 continue;
             }
-            let cases = [(0, f32::NAN), (elements / 2, f32::NAN), (elements - 1, f32::NAN), (elements / 2, f32::INFINITY), (0, f32::NEG_INFINITY)];
+            let cases =
+                [(0, f32::NAN), (elements / 2, f32::NAN), (elements - 1, f32::NAN), (elements / 2, f32::INFINITY), (0, f32::NEG_INFINITY)];
             for (case, (index, value)) in cases.into_iter().enumerate() {
                 // All of one family; of the others two for each tensor, in turn.
                 if folder != "llama" && case != at % 3 && case != 3 + at % 2 {

@@ -124,9 +124,7 @@ fn stage(host: &metrale_sampler_stage) -> Result<Stage> {
             (Stage::Mirostat(Mirostat { version: 1, target: value, rate: second, looked_at: count }), "count value second")
         }
         METRALE_STAGE_MIROSTAT_V2 => (Stage::Mirostat(Mirostat { version: 2, target: value, rate: second, looked_at: 0 }), "value second"),
-        METRALE_STAGE_DRY => {
-            (Stage::Dry(Dry { multiplier: value, base: second, allowed: length, window }), "count value second length")
-        }
+        METRALE_STAGE_DRY => (Stage::Dry(Dry { multiplier: value, base: second, allowed: length, window }), "count value second length"),
         METRALE_STAGE_DRY_BREAKER => (Stage::DryBreaker(token), "token"),
         METRALE_STAGE_HOOK => (Stage::Hook, ""),
         other => return Err(Error::new(Kind::UnknownOption, format!("there is no stage kind {other}")).named("kind")),

@@ -109,6 +109,6 @@ mod tests {
         dry.apply(&mut list, 8, &history, |_| false, &mut Lengths::default(), &mut Counts::default()).unwrap();
         assert_eq!(list.items[3].logit, f32::MIN);
         assert!(list.items.iter().all(|c| c.id == 3 || c.logit == 1.0));
-        assert!(begun.elapsed().as_millis() < 500, "{:?}", begun.elapsed());
+        assert!(begun.elapsed().as_secs() < 4, "{:?}", begun.elapsed());
     }
 }

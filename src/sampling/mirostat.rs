@@ -106,20 +106,19 @@ mod tests {
         list
     }
 
-    /// On a row that follows Zipf's law exactly the estimate is its exponent, and the tokens that stay have the cross-entropy
-    /// that the paper's theorem says: about mu - 1 ... mu bits for the largest one.
+    /// On a row that follows Zipf's law exactly the estimate is its exponent, and so many tokens stay that the last one's surprise is
+    /// about mu (the paper's formula replaces a sum by an integral).
     #[test]
     fn the_exponent_of_a_zipf_row_is_found() {
         for s in [0.7f64, 1.0, 1.2, 2.0] {
             let logits: Vec<f32> = (0..5000).map(|i| (-s * f64::from(i + 1).ln()) as f32).collect();
             let found = exponent(&mut loaded(&logits), 100);
             assert!((found - s).abs() < 1e-3, "{found} for {s}");
-            // The surprise of the last token that stays is about mu: that is what k is solved for.
             let total: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
-            for mu in [4.0, 6.0] {
+            for mu in [7.0, 9.0, 11.0] {
                 let k = kept(found, mu, logits.len());
                 let surprise = total.log2() - f64::from(logits[k - 1]) / LN_2;
-                assert!((surprise - mu).abs() < 0.6, "s {s}, mu {mu}: k {k}, {surprise} bits");
+                assert!((surprise - mu).abs() < 0.8, "s {s}, mu {mu}: k {k}, {surprise} bits");
             }
         }
     }
@@ -144,13 +143,14 @@ mod tests {
     fn surprise_comes_to_its_target() {
         use crate::sampling::{Sampler, Stage};
         for version in [1, 2] {
-            for target in [2.0f32, 4.0] {
+            for target in [3.0f32, 5.0] {
                 let miro = Mirostat { version, target, rate: 0.1, looked_at: 100 };
                 let mut sampler = Sampler::new(&[Stage::Mirostat(miro)], 11).unwrap();
                 let (mut sum, draws) = (0.0, 3000);
                 for draw in 0..draws {
-                    // Flat enough that its own entropy is above every target.
-                    let logits: Vec<f32> = row(2000, draw).iter().map(|l| l / 2.0).collect();
+                    // Zipf's law with noise: the likeliest token is below every target, the entropy above.
+                    let noise = row(2000, draw);
+                    let logits: Vec<f32> = (0..2000).map(|i| noise[i] / 16.0 - 1.2 * ((i + 1) as f32).ln()).collect();
                     let token = sampler.sample(&logits, &[]).unwrap();
                     let total: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
                     sum += total.log2() - f64::from(logits[token as usize]) / LN_2;

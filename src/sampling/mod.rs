@@ -84,7 +84,8 @@ impl Sampler {
         }
         let last = stages.len().saturating_sub(1);
         if let Some(index) = stages.iter().take(last).position(|s| matches!(s, Stage::Mirostat(_))) {
-            let text = format!("sampler stage {index}: mirostat learns from what is drawn from the tokens it keeps, so it is the last stage");
+            let text =
+                format!("sampler stage {index}: mirostat learns from what is drawn from the tokens it keeps, so it is the last stage");
             return Err(Error::new(Kind::InvalidArgument, text).at(index as u64));
         }
         let state = State { rng: Rng::new(seed), mu: start(&checked) };
@@ -204,9 +205,7 @@ impl Sampler {
                 Stage::Bias { token, value } => self.candidates.add(token, value),
                 Stage::Typical(p) => typical::typical(&mut self.candidates, p),
                 Stage::TopNSigma(n) => top_n_sigma::top_n_sigma(&mut self.candidates, n),
-                Stage::Xtc { threshold, probability } => {
-                    xtc::xtc(&mut self.candidates, threshold, probability, &mut self.state.rng)
-                }
+                Stage::Xtc { threshold, probability } => xtc::xtc(&mut self.candidates, threshold, probability, &mut self.state.rng),
                 Stage::Dry(dry) => {
                     let breaks = |token| self.stages.contains(&Stage::DryBreaker(token));
                     dry.apply(&mut self.candidates, logits.len(), history, breaks, &mut self.lengths, &mut self.counts)?;

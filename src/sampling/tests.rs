@@ -97,7 +97,14 @@ fn by_definition(stages: &[Stage], logits: &[f32], history: &[i32], seed: u64) -
                     reached += chance(c);
                     reached >= f64::from(p)
                 });
-                if list.iter().scan(0.0, |sum, c| { *sum += chance(c); Some(*sum) }).any(|sum| (sum - f64::from(p)).abs() < 1e-5) {
+                if list
+                    .iter()
+                    .scan(0.0, |sum, c| {
+                        *sum += chance(c);
+                        Some(*sum)
+                    })
+                    .any(|sum| (sum - f64::from(p)).abs() < 1e-5)
+                {
                     return None;
                 }
                 let kept = last.map_or(list.len(), |last| last + 1);
@@ -209,7 +216,8 @@ fn any_stage(vocab: i32) -> impl Strategy<Value = Stage> {
 fn any_chain(vocab: i32) -> impl Strategy<Value = Vec<Stage>> {
     let mirostat = (1u8..3, 0.0f32..8.0, 2u32..150)
         .prop_map(|(version, target, looked_at)| Stage::Mirostat(Mirostat { version, target, rate: 0.1, looked_at }));
-    (prop::collection::vec(any_stage(vocab), 0..6), prop::option::of(mirostat)).prop_map(|(stages, last)| stages.into_iter().chain(last).collect())
+    (prop::collection::vec(any_stage(vocab), 0..6), prop::option::of(mirostat))
+        .prop_map(|(stages, last)| stages.into_iter().chain(last).collect())
 }
 
 /// Tokens that repeat, and some that are none.
