@@ -28,7 +28,8 @@ static struct {
     metrale_source *source;
     metrale_loading *loading;
     metrale_seq *list[1];
-    metrale_sampler_stage stages[2];
+    metrale_grammar *grammar;
+    metrale_sampler_stage stages[3];
     metrale_load_options load;
     metrale_text_options text_options;
     metrale_seq_options seq_options;
@@ -46,6 +47,22 @@ static size_t saved_len;
 static alignas(64) uint8_t written[MOST_ARGUMENTS][256];
 static uint8_t *buffers[MOST_ARGUMENTS];
 static metrale_error *err_place;
+
+/* Compiled once, because that takes its time: it is made again after it was freed. */
+static metrale_grammar *grammar;
+static const char SCHEMA[] = "{\"type\":\"boolean\"}", GBNF[] = "root ::= [a-c]+", LARK[] = "start: /[a-c]+/", REGEX[] = "[a-c]+";
+
+static metrale_grammar *a_grammar(void) {
+    metrale_grammar *made = NULL;
+    OK(metrale_grammar_regex(model, (const uint8_t *)REGEX, sizeof REGEX - 1, &made, &err));
+    return made;
+}
+
+/* A hook that looks and changes nothing. */
+static int32_t looks(void *user, float *logits, size_t count, const metrale_token *history, size_t history_count) {
+    (void)user, (void)history;
+    return logits[0] > 1e30f && count + history_count == 0;
+}
 
 static const char TEXT[] = "Once upon a time";
 /* A file for sources. */
@@ -71,7 +88,11 @@ static void make_own(void) {
     own.stages[0].count = 5;
     own.stages[1].kind = METRALE_STAGE_TEMPERATURE;
     own.stages[1].value = 0.8f;
-    OK(metrale_sampler_new(own.stages, 2, 1, &own.sampler, &err));
+    own.stages[2].kind = METRALE_STAGE_HOOK;
+    OK(metrale_sampler_new(own.stages, 3, 1, &own.sampler, &err));
+    OK(metrale_sampler_set_hook(own.sampler, looks, NULL, &err));
+    if (grammar == NULL) grammar = a_grammar();
+    own.grammar = grammar;
     OK(metrale_text_new(model, NULL, &own.text, &err));
     own.error = an_error();
     own.list[0] = own.seq;
@@ -97,7 +118,7 @@ static void free_own(void) {
 }
 
 /* What handles are of, and the places for new ones in the same order; nothing makes an error but a failure. */
-static const char KINDS[] = "MSAXYZE", MADE[] = "mqaxyw";
+static const char KINDS[] = "MSAXYZDE", MADE[] = "mqaxywp";
 enum { KIND_COUNT = sizeof KINDS - 1 };
 
 static int is_handle(char c) { return strchr(KINDS, c) != NULL; }
@@ -115,6 +136,12 @@ static uintptr_t sound(char letter, char before, int index) {
     case 'E': return (uintptr_t)own.error;
     case 'Y': return (uintptr_t)own.source;
     case 'Z': return (uintptr_t)own.loading;
+    case 'D': return (uintptr_t)own.grammar;
+    case 'J': return (uintptr_t)SCHEMA;
+    case 'H': return (uintptr_t)GBNF;
+    case 'O': return (uintptr_t)LARK;
+    case 'v': return (uintptr_t)REGEX;
+    case 'j': return (uintptr_t)looks;
     case 'b': return (uintptr_t)TEXT;
     case 'h': return (uintptr_t)reads_nothing;
     case 'u': return (uintptr_t)&own;
@@ -146,6 +173,10 @@ static uintptr_t sound(char letter, char before, int index) {
         case 'r': return sizeof REQUEST - 1;
         case 'B': return saved_len;
         case 'g': return 2;
+        case 'J': return sizeof SCHEMA - 1;
+        case 'H': return sizeof GBNF - 1;
+        case 'O': return sizeof LARK - 1;
+        case 'v': return sizeof REGEX - 1;
         default: return 1;
         }
     default: return (uintptr_t)(written[index] + 64);
@@ -183,6 +214,7 @@ static void free_handle(char made, void *handle) {
     case 'a': metrale_sampler_free(handle); break;
     case 'y': metrale_source_free(handle); break;
     case 'w': metrale_loading_free(handle); break;
+    case 'p': metrale_grammar_free(handle); break;
     default: metrale_text_free(handle);
     }
 }
@@ -213,6 +245,7 @@ static int64_t checked(const struct function *f, uintptr_t *a) {
     memcpy(before, written, sizeof written);
     int64_t status = f->call(a);
     calls++;
+    if (strcmp(f->name, "metrale_grammar_free") == 0 && a[0] == (uintptr_t)grammar) grammar = NULL;
     if (!f->status) {
         if (status) FAIL("a result that cannot be");
     } else if (status < 0) {
@@ -298,6 +331,12 @@ static size_t bad_handles(char kind, uintptr_t *out) {
     }
     metrale_error_free(stale_error);
     out[n++] = (uintptr_t)stale_error;
+    static metrale_grammar *stale_grammar;
+    if (stale_grammar == NULL) {
+        stale_grammar = a_grammar();
+        metrale_grammar_free(stale_grammar);
+    }
+    out[n++] = (uintptr_t)stale_grammar;
     const uintptr_t invented[] = {0, 1, 8, UINTPTR_MAX, UINTPTR_MAX - 15, (uintptr_t)INTPTR_MAX, (uintptr_t)1 << 63, (uintptr_t)&own};
     for (size_t i = 0; i < sizeof invented / sizeof *invented; i++) out[n++] = invented[i];
     for (int bit = 4; bit < 64; bit++) out[n++] = right ^ (uintptr_t)1 << bit;
@@ -318,7 +357,7 @@ static void bad_handle_arguments(const struct function *f) {
                 if (letter == 'L') own.list[0] = (metrale_seq *)bad[index];
                 else a[place] = bad[index];
                 int64_t status = checked(f, a);
-                int no_sampler = letter == 'A' && bad[index] == 0;
+                int no_sampler = (letter == 'A' || letter == 'D') && bad[index] == 0;
                 if (f->status && !no_sampler && status != METRALE_INVALID_HANDLE) FAIL("status %d for the handle %#zx", (int)status, (size_t)bad[index]);
                 handles++;
             }
@@ -426,6 +465,7 @@ static void random_walk(uint64_t rounds) {
         const struct function *f = &FUNCTIONS[pick(FUNCTION_COUNT)];
         uintptr_t a[MOST_ARGUMENTS] = {0};
         if ((strcmp(f->name, "metrale_load") == 0 || strcmp(f->name, "metrale_load_source") == 0) && pick(20)) continue;
+        if (strchr(f->letters, 'p') && pick(20)) continue;
         /* Objects stay for a while, and what is freed is used again. */
         if (strstr(f->name, "free") && pick(3)) continue;
         if (round % 64 == 0) {
@@ -507,6 +547,7 @@ int main(int argc, char **argv) {
     }
     printf("random\n");
     random_walk(quick ? 2000 : 40000);
+    metrale_grammar_free(grammar);
     metrale_seq_free(witness);
     metrale_free(model);
     printf("counts: %d functions, %llu calls, %llu with NULLs or misaligned, %llu with bad handles, %llu with edge numbers, %llu with odd structs, "
