@@ -235,7 +235,12 @@ fn shards_are_found_by_name_and_missing_parts_are_named() {
     }
     let mut source = Input::folder();
     source.add("config.json", lent(&config, 0)).unwrap();
-    for (name, kind) in [("config.json", Kind::InvalidArgument), ("", Kind::InvalidArgument), ("../a", Kind::InvalidArgument), ("/a", Kind::InvalidArgument)] {
+    for (name, kind) in [
+        ("config.json", Kind::InvalidArgument),
+        ("", Kind::InvalidArgument),
+        ("../a", Kind::InvalidArgument),
+        ("/a", Kind::InvalidArgument),
+    ] {
         assert_eq!(source.add(name, lent(&config, 0)).unwrap_err().kind(), kind, "{name:?}");
     }
     assert_eq!(source.add("inner", Input::folder()).unwrap_err().kind(), Kind::InvalidArgument);

@@ -63,9 +63,9 @@ impl Folder {
     pub(super) fn open(&self, name: &str, access: Access) -> Result<Arc<Source>> {
         match self {
             Folder::Path(folder) => Source::open(&folder.join(name), access).map(Arc::new),
-            Folder::Parts(parts) => Self::part(parts, name).cloned().ok_or_else(|| {
-                Error::new(Kind::NotFound, format!("the source has no part called {name:?}")).named(name)
-            }),
+            Folder::Parts(parts) => Self::part(parts, name)
+                .cloned()
+                .ok_or_else(|| Error::new(Kind::NotFound, format!("the source has no part called {name:?}")).named(name)),
         }
     }
 

@@ -95,7 +95,8 @@ impl Checkpoint {
         if folder.exists("config.json")? || folder.exists(native::PARAMS)? {
             return if config_only { Self::assemble(folder, Vec::new(), Vec::new()) } else { Self::open_folder(folder, Access::Map) };
         }
-        let gguf = |name: &str| name.to_ascii_lowercase().ends_with(".gguf") && detect::split_part(name).is_none_or(|(_, part, _)| part == 1);
+        let gguf =
+            |name: &str| name.to_ascii_lowercase().ends_with(".gguf") && detect::split_part(name).is_none_or(|(_, part, _)| part == 1);
         let mut found = parts.iter().filter(|(name, _)| gguf(name));
         match (found.next(), found.next()) {
             (Some((name, source)), None) => Self::open_gguf_parts(Arc::clone(source), name, &|part| folder.open(part, Access::Map), None),
@@ -119,13 +120,20 @@ impl Checkpoint {
         let (bytes, label) = (source.bytes(), source.label());
         match detect::content(&bytes[..bytes.len().min(512)], bytes.len() as u64) {
             Content::Gguf => {}
-            Content::Safetensors => bail!(Unsupported, "{label}: safetensors bytes come without their config.json; open the folder by its path, or add all its files to a folder source"),
+            Content::Safetensors => bail!(
+                Unsupported,
+                "{label}: safetensors bytes come without their config.json; open the folder by its path, or add all its files to a folder source"
+            ),
             Content::Other(what) => return Err(detect::not_a_model(label, what)),
         }
         let gguf = Gguf::read(source)?;
         let parts = gguf.u64("split.count")?.unwrap_or(1);
         if parts > 1 {
-            bail!(Unsupported, "{}: is one of {parts} parts, which find each other by name; open the first by its path, or add all to a folder source", gguf.source().label());
+            bail!(
+                Unsupported,
+                "{}: is one of {parts} parts, which find each other by name; open the first by its path, or add all to a folder source",
+                gguf.source().label()
+            );
         }
         Self::from_gguf(vec![gguf], None)
     }
