@@ -32,7 +32,8 @@ fn main() {
 /// Whether what rustc calls to link is gcc, or acts like it.
 fn takes_wrapper() -> bool {
     let driver = env::var("RUSTC_LINKER").unwrap_or_else(|_| "cc".into());
-    let tried = Command::new(driver).args(["-wrapper", "env", "-E", "-x", "c", "/dev/null"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let tried =
+        Command::new(driver).args(["-wrapper", "env", "-E", "-x", "c", "/dev/null"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
     tried.is_ok_and(|status| status.success())
 }
 
