@@ -7,7 +7,8 @@ use std::process::{Command, Output};
 
 /// One program for each noun.
 const PROGRAMS: [&str; 14] = [
-    "library", "errors", "model", "source", "text", "sequence", "state", "step", "sampler", "grammar", "structs", "stack", "threads", "teardown",
+    "library", "errors", "model", "source", "text", "sequence", "state", "step", "sampler", "grammar", "structs", "stack", "threads",
+    "teardown",
 ];
 
 fn root() -> &'static Path {

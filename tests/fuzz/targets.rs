@@ -64,6 +64,30 @@ pub const TARGETS: &[Target] = &[
         ],
     },
     Target {
+        name: "lark",
+        run: lark,
+        words: &[
+            "::=",
+            "root",
+            "|",
+            "(",
+            ")*",
+            "+",
+            "?",
+            "{3,}",
+            "{0,1000000}",
+            "\"",
+            "[",
+            "^",
+            "-",
+            "]",
+            "\\x41",
+            "\\u{10FFFF}",
+            "\n",
+            "start: ",
+        ],
+    },
+    Target {
         name: "regex",
         run: regex,
         words: &[
@@ -260,7 +284,11 @@ fn schema(data: &[u8]) -> Result<()> {
 }
 
 fn gbnf(data: &[u8]) -> Result<()> {
-    follow(Grammar::gbnf_or_lark(vocabulary(), &text(data))?)
+    follow(Grammar::gbnf(vocabulary(), &text(data))?)
+}
+
+fn lark(data: &[u8]) -> Result<()> {
+    follow(Grammar::lark(vocabulary(), &text(data))?)
 }
 
 fn regex(data: &[u8]) -> Result<()> {
