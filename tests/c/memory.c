@@ -44,7 +44,7 @@ static metrale_model *model;
 static metrale_seq *witness, *seq;
 static metrale_sampler *sampler;
 static metrale_text *stream;
-static uint64_t expected, after_prefill, after_step, after_grammar, after_stages;
+static uint64_t expected, after_prefill, after_step, after_stages;
 static const metrale_token PROMPT[] = {1, 403, 407, 261, 378};
 static metrale_token token;
 static uint8_t *saved, *buffer;
@@ -184,18 +184,6 @@ static metrale_status do_stages(void) {
     metrale_sampler_free(made);
     return status == METRALE_OK ? metrale_decode_step(&seq, 1, &token, &err) : status;
 }
-static metrale_status do_grammar(void) {
-    static const char SOURCE[] = "[a-z]+(,[0-9]{2,4})?";
-    metrale_grammar *made = NULL;
-    metrale_status status = metrale_grammar_regex(model, (const uint8_t *)SOURCE, sizeof SOURCE - 1, &made, &err);
-    metrale_grammar_free(made);
-    return status;
-}
-static metrale_grammar *grammar;
-static metrale_status do_under(void) {
-    metrale_status status = metrale_seq_grammar(seq, grammar, &err);
-    return status == METRALE_OK ? metrale_decode_step(&seq, 1, &token, &err) : status;
-}
 static metrale_status do_meta(void) { return metrale_model_meta(model, "vocab", buffer, BUFFER, &size, &err); }
 
 static const struct operation {
@@ -209,7 +197,7 @@ static const struct operation {
     {"sampling", do_sampling, NULL},     {"logprobs", do_logprobs, NULL},         {"tokenize", do_tokenize, NULL},
     {"detokenize", do_detokenize, NULL}, {"chat_render", do_render, NULL},        {"text_new", do_text_new, NULL},
     {"text_push", do_push, NULL},        {"sampler_new", do_sampler, NULL},       {"model_meta", do_meta, NULL},
-    {"grammar", do_grammar, NULL},       {"under_grammar", do_under, &after_grammar}, {"stages", do_stages, &after_stages},
+    {"stages", do_stages, &after_stages},
     {"probe", do_probe, NULL},           {"plan", do_plan, NULL},                 {"source", do_source, NULL},
     {"folder", do_folder, NULL},         {"source_look", do_source_look, NULL},       {"load", do_load, NULL},
     {"load_step", do_load_step, NULL},
@@ -280,11 +268,6 @@ int main(int argc, char **argv) {
     CHECK(metrale_decode_step(&seq, 1, &token, NULL) >= METRALE_OK);
     after_step = digest_of(seq);
     done();
-    OK(metrale_grammar_regex(model, (const uint8_t *)"[a-z]+", 6, &grammar, &err));
-    fresh();
-    CHECK(do_under() >= METRALE_OK);
-    after_grammar = digest_of(seq);
-    done();
     fresh();
     CHECK(do_stages() >= METRALE_OK);
     after_stages = digest_of(seq);
@@ -297,7 +280,6 @@ int main(int argc, char **argv) {
         for (int all = 0; all <= last; all++) sweep(&OPERATIONS[i], all, quick ? 50 : 400);
     }
     metrale_sampler_free(sampler);
-    metrale_grammar_free(grammar);
     metrale_seq_free(witness);
     metrale_free(model);
     printf("counts: %zu calls, each with one and with all allocations failing; %ld refused\n", sizeof OPERATIONS / sizeof *OPERATIONS,
