@@ -18,11 +18,7 @@ WARNINGS := -std=c11 -O2 -Wall -Wextra -Wpedantic
 # The program that writes the header: on the path, or where .ci/run puts it.
 CBINDGEN ?= $(or $(shell command -v cbindgen),$(wildcard build/own-tools/bin/cbindgen))
 
-<<<<<<< HEAD
-.PHONY: demo chat library test format lint header header-check models peer bench latency clean help
-=======
-.PHONY: demo chat library install test format lint header header-check abi models peer bench clean help
->>>>>>> main
+.PHONY: demo chat library install test format lint header header-check abi models peer bench latency clean help
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile

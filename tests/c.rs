@@ -6,14 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// One program for each noun.
-const PROGRAMS: [&str; 14] = [
-<<<<<<< HEAD
+const PROGRAMS: [&str; 15] = [
     "library", "errors", "model", "source", "parts", "text", "sequence", "state", "step", "sampler", "grammar", "structs", "stack",
-    "threads",
-=======
-    "library", "errors", "model", "source", "text", "sequence", "state", "step", "sampler", "grammar", "structs", "stack", "threads",
-    "teardown",
->>>>>>> main
+    "threads", "teardown",
 ];
 
 fn root() -> &'static Path {
