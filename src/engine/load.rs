@@ -5,6 +5,7 @@ use super::cost::Cost;
 use super::info::Info;
 use super::loader::{Loader, Progress};
 use super::plan::Plan;
+use super::prefix::Prefixes;
 use super::prepare::Prepared;
 use super::runner::Runner;
 use super::scheduler::Stepper;
@@ -37,6 +38,7 @@ pub struct Engine {
     pub(super) pools: Vec<Arc<PagePool>>,
     pub(super) states: Arc<StatePool>,
     pub(super) zero: Arc<State>,
+    pub(super) prefixes: Prefixes,
     pub(super) tokenizer: Result<Arc<Tokenizer>>,
     pub(super) template: Result<ChatTemplate>,
     /// The tokens for grammars, made when the first grammar is.

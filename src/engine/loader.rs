@@ -9,6 +9,7 @@ use super::load::Engine;
 use super::making::Making;
 use super::pack::{self, Supply};
 use super::plan::Plan;
+use super::prefix::Prefixes;
 use super::preflight;
 use super::prepare::Prepared;
 use super::runner::{Runner, Shape};
@@ -195,6 +196,7 @@ impl Weights {
             end_tokens,
             drafts: prepared.drafts.clone(),
         };
+        let prefixes = Prefixes::new(prepared.options.prefix_bytes, !prepared.declarations.slots.is_empty());
         Ok(Arc::new(Engine {
             prepared,
             info,
@@ -208,6 +210,7 @@ impl Weights {
             pools,
             states,
             zero,
+            prefixes,
             tokenizer,
             template,
             grammar_vocabulary: OnceLock::new(),

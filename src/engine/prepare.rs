@@ -191,7 +191,10 @@ impl Prepared {
             });
         }
         let weights = weights.saturating_add(paged.min(self.expert_budget.unwrap_or(0)));
-        let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences));
+        // What is kept for later prompts is counted as if all of it were pages.
+        let set = self.declarations.kv.iter().map(|spec| spec.page_bytes()).fold(0, usize::saturating_add).max(1);
+        let kept = usize::try_from(self.options.prefix_bytes).unwrap_or(usize::MAX) / set;
+        let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences, kept));
         let kv = pools.fold(0, u64::saturating_add);
         // Blocking calls and steps each have a workspace, as large as their largest program needs.
         let bytes = |shape: Shape| -> Result<u64> { Ok(self.program(shape, false, &[])?.0.workspace_bytes() as u64) };

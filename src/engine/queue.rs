@@ -15,6 +15,12 @@ pub(super) struct Queue {
     heard: u64,
     /// The state's stamp when a step left off in the middle of this sequence's work.
     begun: Option<u64>,
+    /// Tokens put in since it was last empty.
+    fed: usize,
+    /// Whether the prefix tree was asked for what waits.
+    asked: bool,
+    /// The length at which the sequence is to be put in the prefix tree, on its way through the queue.
+    stop: Option<usize>,
 }
 
 impl Queue {
@@ -28,7 +34,7 @@ impl Queue {
         self.read += count;
         if self.read >= self.tokens.len() {
             self.tokens.clear();
-            self.read = 0;
+            (self.read, self.fed, self.asked, self.stop) = (0, 0, false, None);
         }
     }
 }
@@ -45,12 +51,46 @@ impl Sequence {
             self.state.renew();
         }
         self.queue.tokens.extend_from_slice(tokens);
+        self.queue.fed += tokens.len();
+        self.queue.asked = false;
         Ok(())
     }
 
     /// Tokens that wait.
     pub fn queued(&self) -> usize {
         self.queue.waiting().len()
+    }
+
+    /// Takes up what the prefix tree has of the tokens that wait; the number of tokens it had. Asks once for each feed.
+    pub(super) fn take_queued(&mut self) -> usize {
+        if std::mem::replace(&mut self.queue.asked, true) {
+            return 0;
+        }
+        // Out of the way, since both are this sequence's.
+        let tokens = std::mem::take(&mut self.queue.tokens);
+        let taken = self.take_prefix(&tokens[self.queue.read..]);
+        self.queue.tokens = tokens;
+        self.queue.stop = taken.stop;
+        self.counters.read += taken.count as u64;
+        self.advance_queue(taken.count);
+        taken.count
+    }
+
+    /// Most tokens of the next slice: up to the place at which the sequence is to be kept, if there is one.
+    pub(super) fn next_slice(&self) -> usize {
+        self.queue.stop.map_or(usize::MAX, |stop| stop.saturating_sub(self.len())).max(1).min(self.queued())
+    }
+
+    /// Takes `count` tokens that were read from the queue, and puts the sequence in the prefix tree where it is to be.
+    pub(super) fn advance_queue(&mut self, count: usize) {
+        let (fed, stop) = (self.queue.fed, self.queue.stop);
+        self.queue.advance(count);
+        if stop == Some(self.len()) {
+            self.queue.stop = None;
+            self.keep_prefix();
+        } else if count > 0 && self.queued() == 0 {
+            self.keep_prompt(fed);
+        }
     }
 
     /// Whether a step has something left to do: tokens wait, or a token is under way.
@@ -73,6 +113,7 @@ impl Sequence {
         let meant = count != self.queue.heard && self.is_busy();
         self.queue.heard = count;
         if meant {
+            self.counters.cancelled += 1;
             self.drop_work();
         }
         meant
@@ -86,6 +127,7 @@ impl Sequence {
     /// Forgets waiting tokens and begun work.
     pub(super) fn drop_work(&mut self) {
         self.queue.advance(self.queued());
+        (self.queue.asked, self.queue.stop) = (false, None);
         self.queue.heard = self.canceller().count();
         // Pages that were made for the begun work go back, too.
         self.drop_to(self.len());

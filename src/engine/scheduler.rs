@@ -235,8 +235,15 @@ impl Call<'_, '_> {
         let fewest = if taken > 0 && !self.stepper.owed { 0 } else { FEWEST_ROWS };
         let mut rows = fit.min(MOST_ROWS).saturating_sub(taken).clamp(fewest, MOST_ROWS - taken);
         for index in self.order() {
+            if self.wants(index) && self.sequences[index].queued() > 0 {
+                let taken = self.sequences[index].take_queued();
+                self.out[index].read += taken;
+                if taken > 0 && self.sequences[index].queued() == 0 {
+                    self.out[index].state = StepState::Complete;
+                }
+            }
             let sequence = &self.sequences[index];
-            let count = sequence.queued().min(rows);
+            let count = sequence.next_slice().min(rows);
             if !self.wants(index) || count == 0 || slice.parts.len() == Shape::MOST_SEQUENCES {
                 continue;
             }
@@ -343,13 +350,15 @@ impl Call<'_, '_> {
             self.stepper.runner.logits(row, sequence.state.next_logits());
             sequence.tokens.extend_from_slice(tokens);
             sequence.state.commit(Some(before));
+            sequence.counters.passes += 1;
+            sequence.counters.note(tokens.len(), part.produced, slice.spent);
             if part.produced {
                 out.token = Some(tokens[0]);
                 let ended = !self.choosers[part.index].ignore_end && self.engine.is_end(tokens[0]);
                 out.state = if ended { StepState::Ended } else { StepState::Complete };
             } else {
                 out.read += part.count;
-                sequence.queue.advance(part.count);
+                sequence.advance_queue(part.count);
                 if sequence.queued() == 0 {
                     out.state = StepState::Complete;
                 }
@@ -362,6 +371,7 @@ impl Call<'_, '_> {
         self.undo(&mut slice);
         for part in &slice.parts {
             if self.sequences[part.index].is_cancelled() {
+                self.sequences[part.index].counters.cancelled += 1;
                 self.sequences[part.index].drop_work();
                 self.out[part.index].state = StepState::Cancelled;
             }

@@ -16,6 +16,8 @@ pub struct Snapshot {
     source: usize,
     pages: Vec<LayerPages>,
     state: Arc<State>,
+    /// Leading tokens whose state is known to follow from them alone.
+    exact: usize,
 }
 
 impl Sequence {
@@ -27,13 +29,13 @@ impl Sequence {
         // A step that is under way may have pages past the end.
         let own = pages.iter_mut().zip(self.engine().of_source()).filter(|(_, of_source)| !**of_source);
         own.for_each(|(pages, _)| pages.truncate(self.len()));
-        Ok(Snapshot { engine: Arc::clone(self.engine()), tokens, source: self.source(), pages, state: self.state.share() })
+        Ok(Snapshot { engine: Arc::clone(self.engine()), tokens, source: self.source(), pages, state: self.state.share(), exact: self.exact() })
     }
 
     /// Becomes what the snapshot kept, bit for bit; its own tokens and marks are gone. On error it is as before.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         ensure!(Arc::ptr_eq(self.engine(), &snapshot.engine), Mismatch, "the snapshot was taken from a sequence of another loaded model");
-        self.take(&snapshot.tokens, snapshot.source, &snapshot.pages, &snapshot.state)
+        self.take(&snapshot.tokens, snapshot.source, &snapshot.pages, &snapshot.state, snapshot.exact)
     }
 }
 
@@ -108,7 +110,8 @@ impl Snapshot {
             pages.push(layer);
         }
         ensure!(rest.at == body.len(), CorruptFile, "snapshot: {} bytes are left over", body.len() - rest.at);
-        Ok(Snapshot { engine: Arc::clone(engine), tokens, source, pages, state })
+        // Bytes are taken at their word by the sequence that is made of them, and by nobody else.
+        Ok(Snapshot { engine: Arc::clone(engine), tokens, source, pages, state, exact: 0 })
     }
 }
 

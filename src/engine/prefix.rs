@@ -1,0 +1,100 @@
+//! Prompts that begin like earlier ones: what a model keeps of the sequences it had, and how a sequence takes it up.
+//!
+//! A sequence is put in when a prompt has been read and when it is freed; a prompt that is read takes up the longest beginning there
+//! is, and computes the rest. What is taken up has the bits that computing would have given, so nobody can tell but by the clock
+//! and the counters. Only states that follow from their tokens alone are put in: none that was shifted, restored from
+//! bytes of unknown origin, or left by a call that met a defect.
+//!
+//! Where a model carries recurrent state, a beginning can only be taken up at a place whose state was kept. So a prompt that
+//! leaves the tree between two such places is computed to there first, and the state there is kept: the next one finds it.
+
+use super::load::Engine;
+use super::sequence::Sequence;
+use crate::cache::{Kept, LayerPages, PrefixTree, TreeCounts};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Which tree a sequence belongs to. All sequences of a model compute alike; whatever makes some compute otherwise has to go in here.
+const KEY: u64 = 0;
+/// Prompts shorter than this are put in with the sequence, not by themselves: a host that appends token by token would pay for
+/// each of them.
+const SHORTEST: usize = 16;
+
+/// The tree, where the model was loaded with a budget for it.
+#[derive(Default)]
+pub(super) struct Prefixes(Option<Mutex<PrefixTree>>);
+
+impl Prefixes {
+    /// A tree of `budget` bytes; none for 0.
+    pub(super) fn new(budget: u64, recurrent: bool) -> Prefixes {
+        Prefixes((budget > 0).then(|| Mutex::new(PrefixTree::new(budget, recurrent))))
+    }
+
+    fn tree(&self) -> Option<MutexGuard<'_, PrefixTree>> {
+        // A tree is sound between any two of its steps.
+        Some(self.0.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Engine {
+    /// Numbers of what is kept for prompts that begin alike.
+    pub fn prefix_counts(&self) -> TreeCounts {
+        self.prefixes.tree().map_or(TreeCounts::default(), |tree| tree.counts())
+    }
+}
+
+/// What a sequence took up.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Taken {
+    /// Tokens of the prompt that need not be computed.
+    pub count: usize,
+    /// The length at which the sequence should be kept, on its way to the end of the prompt.
+    pub stop: Option<usize>,
+}
+
+impl Sequence {
+    /// Takes up what is kept of the tokens held and the prompt after them. The row of logits is only right if all was taken, else the rest
+    /// of the prompt has to follow.
+    pub(super) fn take_prefix(&mut self, prompt: &[i32]) -> Taken {
+        let (engine, held) = (self.engine().clone(), self.len());
+        if !self.is_exact() || (held > 0 && prompt.len() < SHORTEST) {
+            return Taken::default();
+        }
+        let Some(mut tree) = engine.prefixes.tree() else { return Taken::default() };
+        let mut tokens = Vec::new();
+        if tokens.try_reserve_exact(held + prompt.len()).is_err() {
+            return Taken::default();
+        }
+        tokens.extend_from_slice(&self.tokens);
+        tokens.extend_from_slice(prompt);
+        let found = tree.find(KEY, &tokens, held);
+        drop(tree);
+        let branches = engine.is_recurrent() && found.matched > found.len.max(held) && found.matched < tokens.len();
+        let stop = branches.then_some(found.matched);
+        if found.len <= held {
+            return Taken { count: 0, stop };
+        }
+        self.adopt(&tokens[..found.len], &found.pages, found.state.as_ref());
+        self.counters.reused += (found.len - held) as u64;
+        Taken { count: found.len - held, stop }
+    }
+
+    /// Puts the sequence in.
+    pub(super) fn keep_prefix(&self) {
+        if self.len() < 2 || !self.is_exact() {
+            return;
+        }
+        let Some(mut tree) = self.engine().prefixes.tree() else { return };
+        let mut pages: Vec<&LayerPages> = Vec::new();
+        if pages.try_reserve_exact(self.pages.len()).is_ok() {
+            pages.extend(&self.pages);
+            tree.insert(KEY, &Kept { tokens: &self.tokens, pages: &pages, state: &self.state.share() });
+        }
+    }
+
+    /// Puts the sequence in after a prompt of `count` tokens.
+    pub(super) fn keep_prompt(&self, count: usize) {
+        if count >= SHORTEST {
+            self.keep_prefix();
+        }
+    }
+}
