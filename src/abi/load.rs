@@ -71,6 +71,7 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
         context: pointer::size(host.context, "metrale_load_options.context")?,
         compute,
         expert_bytes: None,
+        prefix_bytes: host.prefix_bytes,
         synthetic,
         ..LoadOptions::default()
     })

@@ -30,7 +30,7 @@ impl HostMark {
 }
 
 /// Makes a second sequence that holds the same tokens and will choose the same ones. Memory is shared page by page until one of
-/// the two writes, so a fork costs a list of pages and one row of logits. Marks stay with the original. `*out` is a handle for
+/// the two writes, so a fork costs a list of pages and one row of logits; `metrale_seq_stats` says how many bytes are shared. Marks stay with the original. `*out` is a handle for
 /// `metrale_seq_free`. Safe beside other calls that take a const sequence.
 ///
 /// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
@@ -172,7 +172,8 @@ pub extern "C" fn metrale_seq_save(
 /// Becomes what `metrale_seq_save` wrote, from a sequence of the same model loaded the same way. The stages of the sampler stay, its
 /// generator goes to where it was; marks and a grammar end. All or nothing: on error the sequence is as before.
 ///
-/// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_MISMATCH` (another model, or other load options),
+/// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_VERSION_MISMATCH` (written by another version of the library),
+/// `METRALE_MISMATCH` (another model, or other load options; the error names both fingerprints),
 /// `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_seq_restore(seq: *mut metrale_seq, bytes: *const u8, len: usize, err: *mut *mut metrale_error) -> metrale_status {

@@ -24,15 +24,14 @@ impl World {
         (self.random >> 16) as usize % n
     }
 
-    /// Tokens of a small alphabet, so that prompts meet.
-    fn prompt(&mut self, most: usize) -> Vec<i32> {
-        let len = 1 + self.below(most);
+    /// Runs of a few lengths, so that prompts meet and borders lie anywhere on a page.
+    fn prompt(&mut self) -> Vec<i32> {
         let mut tokens = Vec::new();
-        while tokens.len() < len {
-            // Runs, so that borders lie anywhere on a page.
-            let (token, run) = (self.below(2) as i32, 1 + self.below(30));
+        for _ in 0..1 + self.below(7) {
+            let (token, run) = (self.below(2) as i32, [7, 32, 45][self.below(3)]);
             tokens.extend(std::iter::repeat_n(token, run));
         }
+        let len = tokens.len() - if self.below(4) == 0 { self.below(5) } else { 0 };
         tokens.truncate(len);
         tokens
     }
@@ -92,7 +91,7 @@ fn walk(stateful: bool, budget: u64) -> TreeCounts {
     let mut ever: HashMap<u64, HashSet<Vec<i32>>> = HashMap::new();
     for step in 0..600 {
         let key = world.below(2) as u64;
-        let tokens = world.prompt(300);
+        let tokens = world.prompt();
         if world.below(2) == 0 {
             let (pages, state) = (world.pages(&tokens), world.state(&tokens));
             let kinds: Vec<&LayerPages> = pages.iter().collect();

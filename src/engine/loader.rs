@@ -166,8 +166,8 @@ impl Weights {
         let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, dims.vocab)?);
         let zero = states.zero()?;
         let encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
-        let runner = Mutex::new(Runner::new(&prepared, &Shape::ALL, encoder, states.layout().slots())?);
-        let stepper = Mutex::new(Stepper::new(Runner::new(&prepared, &Shape::STEPS, None, states.layout().slots())?));
+        let runner = Mutex::new(Runner::new(&prepared, &Shape::ALL, [encoder, prepared.hidden_program()?], states.layout().slots())?);
+        let stepper = Mutex::new(Stepper::new(Runner::new(&prepared, &Shape::STEPS, [None, None], states.layout().slots())?));
         let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
         let template = match &tokenizer {
             Ok(tokenizer) => vocabulary::template(tokenizer),
@@ -211,6 +211,8 @@ impl Weights {
             states,
             zero,
             prefixes,
+            fingerprint: OnceLock::new(),
+            keys: OnceLock::new(),
             tokenizer,
             template,
             grammar_vocabulary: OnceLock::new(),

@@ -337,6 +337,18 @@ impl Sequence {
         self.marks.retain(|(mark, _)| mark.len <= len);
     }
 
+    /// Forgets `count` tokens from `from` on, whose later ones have moved already.
+    pub(super) fn drop_middle(&mut self, from: usize, count: usize) {
+        self.tokens.drain(from..from + count);
+        self.exact = self.exact.min(from);
+        self.marks.retain(|(mark, _)| mark.len <= from);
+        let len = self.tokens.len();
+        self.own_pages().for_each(|pages| pages.truncate(len));
+        // The state before the last call is another timeline's.
+        let state = self.state.share();
+        self.state.set(&state);
+    }
+
     /// Makes room for `count` more tokens in every layer.
     pub(super) fn reserve(&mut self, count: usize) -> Result<()> {
         self.reserve_between(self.tokens.len(), self.tokens.len() + count)
