@@ -6,8 +6,8 @@ use super::pointer;
 use super::status::{METRALE_MORE, metrale_status};
 use super::types::*;
 use super::versioned;
-use crate::ensure;
 use crate::engine::Pooling;
+use crate::ensure;
 use crate::error::{Error, Kind, Result};
 
 /// What the model makes of `count` tokens: the output of its last layer after the final norm, which its output matrix would turn into

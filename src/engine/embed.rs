@@ -44,7 +44,11 @@ impl Engine {
     pub fn embed(self: &Arc<Self>, tokens: &[i32], pooling: Pooling, normalize: bool) -> Result<Vec<f32>> {
         self.check_embedding(tokens)?;
         let mut pool = Pool::new(self.info().hidden, tokens.len(), pooling)?;
-        if self.has_encoder() { self.embed_source(tokens, &mut pool)? } else { self.embed_prompt(tokens, &mut pool)? }
+        if self.has_encoder() {
+            self.embed_source(tokens, &mut pool)?
+        } else {
+            self.embed_prompt(tokens, &mut pool)?
+        }
         pool.finish(normalize)
     }
 

@@ -57,7 +57,11 @@ pub fn load(path: &Path, options: &LoadOptions, progress: Option<&mut dyn FnMut(
 }
 
 /// As [`load`], from wherever the bytes come.
-pub fn load_from(input: Input, options: &LoadOptions, mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>) -> Result<Arc<Engine>> {
+pub fn load_from(
+    input: Input,
+    options: &LoadOptions,
+    mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>,
+) -> Result<Arc<Engine>> {
     let mut loader = Loader::new(input, options);
     loop {
         let engine = loader.step(SLICE)?;

@@ -33,6 +33,7 @@ mod snapshot;
 mod synthetic;
 mod vocabulary;
 
+pub use crate::cache::TreeCounts;
 pub use beam::{BeamOptions, Hypothesis, beam};
 pub use cancel::Canceller;
 pub use counters::{Counters, Held};
@@ -47,6 +48,5 @@ pub use loader::{Loader, Progress};
 pub use plan::{Plan, plan};
 pub use precision::{Scheduled, precision};
 pub use scheduler::{StepState, Stepped, step, step_estimate};
-pub use crate::cache::TreeCounts;
 pub use sequence::{Mark, Sequence, SequenceOptions};
 pub use snapshot::Snapshot;

@@ -10,7 +10,7 @@
 
 use super::load::Engine;
 use super::sequence::Sequence;
-use crate::cache::{Kept, LayerPages, PrefixTree, TreeCounts};
+use crate::cache::{Found, Kept, LayerPages, PrefixTree, TreeCounts};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Which tree a sequence belongs to. All sequences of a model compute alike; whatever makes some compute otherwise has to go in here.
@@ -52,30 +52,50 @@ pub(super) struct Taken {
 }
 
 impl Sequence {
-    /// Takes up what is kept of the tokens held and the prompt after them. The row of logits is only right if all was taken, else the rest
-    /// of the prompt has to follow.
+    /// Takes up what is kept of the tokens held and the prompt after them. Where the model has recurrent slots the state comes along, so
+    /// that the sequence is whole. Elsewhere the row of logits is missing: the rest of the prompt, one token at least, has to follow at
+    /// once, or what was taken up has to go.
     pub(super) fn take_prefix(&mut self, prompt: &[i32]) -> Taken {
-        let (engine, held) = (self.engine().clone(), self.len());
-        if !self.is_exact() || (held > 0 && prompt.len() < SHORTEST) {
-            return Taken::default();
+        let (found, stop) = self.find_prefix(prompt);
+        let held = self.len();
+        let count = found.len.saturating_sub(held);
+        if count > 0 {
+            self.adopt_pages(&found.pages);
+            self.append_taken(&prompt[..count]);
+            if let Some(state) = &found.state {
+                self.adopt_state(state, held);
+            }
         }
-        let Some(mut tree) = engine.prefixes.tree() else { return Taken::default() };
+        Taken { count, stop }
+    }
+
+    /// As [`Sequence::take_prefix`] for models without recurrent slots, but takes up pages alone: the tokens follow when the work on what comes
+    /// after them is done ([`Sequence::append_taken`]). Until then the sequence is as before.
+    pub(super) fn borrow_prefix(&mut self, prompt: &[i32]) -> usize {
+        let (found, _) = self.find_prefix(prompt);
+        let count = found.len.saturating_sub(self.len());
+        if count > 0 {
+            self.adopt_pages(&found.pages);
+        }
+        count
+    }
+
+    fn find_prefix(&self, prompt: &[i32]) -> (Found, Option<usize>) {
+        let held = self.len();
+        if !self.is_exact() || (held > 0 && prompt.len() < SHORTEST) {
+            return Default::default();
+        }
+        let Some(mut tree) = self.engine().prefixes.tree() else { return Default::default() };
         let mut tokens = Vec::new();
         if tokens.try_reserve_exact(held + prompt.len()).is_err() {
-            return Taken::default();
+            return Default::default();
         }
         tokens.extend_from_slice(&self.tokens);
         tokens.extend_from_slice(prompt);
         let found = tree.find(KEY, &tokens, held);
-        drop(tree);
-        let branches = engine.is_recurrent() && found.matched > found.len.max(held) && found.matched < tokens.len();
+        let branches = self.engine().is_recurrent() && found.matched > found.len.max(held) && found.matched < tokens.len();
         let stop = branches.then_some(found.matched);
-        if found.len <= held {
-            return Taken { count: 0, stop };
-        }
-        self.adopt(&tokens[..found.len], &found.pages, found.state.as_ref());
-        self.counters.reused += (found.len - held) as u64;
-        Taken { count: found.len - held, stop }
+        (found, stop)
     }
 
     /// Puts the sequence in.

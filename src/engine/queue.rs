@@ -3,6 +3,7 @@
 //! A token leaves the queue when the slice it is in is done, so what a dropped slice had begun is simply read again.
 
 use super::Sequence;
+use super::prefix::Taken;
 use crate::error::{Error, Kind, Result};
 
 /// The waiting tokens of a sequence, and what is known of the work on it between two steps.
@@ -61,24 +62,38 @@ impl Sequence {
         self.queue.waiting().len()
     }
 
-    /// Takes up what the prefix tree has of the tokens that wait; the number of tokens it had. Asks once for each feed.
-    pub(super) fn take_queued(&mut self) -> usize {
+    /// Takes up what the prefix tree has of the tokens that wait: how many are done with it, and how many are once the next slice is. Asks
+    /// once for each feed, until something it found is made use of.
+    pub(super) fn take_queued(&mut self) -> (usize, usize) {
         if std::mem::replace(&mut self.queue.asked, true) {
-            return 0;
+            return (0, 0);
         }
         // Out of the way, since both are this sequence's.
         let tokens = std::mem::take(&mut self.queue.tokens);
-        let taken = self.take_prefix(&tokens[self.queue.read..]);
+        let waiting = &tokens[self.queue.read..];
+        let (taken, borrowed) = match self.engine().is_recurrent() {
+            true => (self.take_prefix(waiting), 0),
+            false => (Taken::default(), self.borrow_prefix(waiting)),
+        };
         self.queue.tokens = tokens;
         self.queue.stop = taken.stop;
-        self.counters.read += taken.count as u64;
+        self.queue.asked = borrowed == 0;
         self.advance_queue(taken.count);
-        taken.count
+        (taken.count, borrowed)
+    }
+
+    /// Appends `count` tokens from the front of the queue, whose pages were borrowed.
+    pub(super) fn take_borrowed(&mut self, count: usize) {
+        let tokens = std::mem::take(&mut self.queue.tokens);
+        self.append_taken(&tokens[self.queue.read..][..count]);
+        self.queue.tokens = tokens;
+        self.queue.advance(count);
+        self.queue.asked = true;
     }
 
     /// Most tokens of the next slice: up to the place at which the sequence is to be kept, if there is one.
     pub(super) fn next_slice(&self) -> usize {
-        self.queue.stop.map_or(usize::MAX, |stop| stop.saturating_sub(self.len())).max(1).min(self.queued())
+        self.queue.stop.and_then(|stop| stop.checked_sub(self.len())).filter(|count| *count > 0).unwrap_or(usize::MAX).min(self.queued())
     }
 
     /// Takes `count` tokens that were read from the queue, and puts the sequence in the prefix tree where it is to be.

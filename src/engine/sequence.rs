@@ -185,7 +185,6 @@ impl Sequence {
             return Err(e);
         } else {
             self.state.undo_to(state, before);
-            self.counters.read += taken.count as u64;
         }
         self.keep_prompt(tokens.len());
         Ok(())
@@ -201,25 +200,29 @@ impl Sequence {
         if tokens.is_empty() { Ok(()) } else { append_unless(engine, &mut [(self, tokens)], false, cancelled) }
     }
 
-    /// Becomes a sequence of `tokens`, which begin with those it holds; `pages` begin with the page of the first new one. The row of logits
-    /// is right where there is a state.
-    pub(super) fn adopt(&mut self, tokens: &[i32], pages: &[SharedPage], state: Option<&Arc<State>>) {
-        let held = self.tokens.len();
-        let kinds = self.pages.len();
+    /// Takes up shared pages, from the one that the next position lies on; tokens have to follow.
+    pub(super) fn adopt_pages(&mut self, pages: &[SharedPage]) {
+        let (held, kinds) = (self.tokens.len(), self.pages.len());
         for (kind, own) in self.pages.iter_mut().enumerate() {
             // What a step that was under way has reserved.
             own.truncate(held);
             pages.iter().skip(kind).step_by(kinds).enumerate().for_each(|(i, page)| own.adopt(held / PAGE + i, page.clone()));
         }
-        self.tokens.extend_from_slice(&tokens[held..]);
-        let before = self.state.share();
-        match state {
-            Some(state) => {
-                self.state.set(state);
-                self.state.undo_to(before, held);
-            }
-            None => self.state.renew(),
-        }
+        self.state.renew();
+    }
+
+    /// Appends tokens whose pages were taken up.
+    pub(super) fn append_taken(&mut self, tokens: &[i32]) {
+        self.tokens.extend_from_slice(tokens);
+        self.counters.reused += tokens.len() as u64;
+        self.counters.read += tokens.len() as u64;
+    }
+
+    /// Takes up the state after all tokens, of which `before` were there earlier.
+    pub(super) fn adopt_state(&mut self, state: &Arc<State>, before: usize) {
+        let earlier = self.state.share();
+        self.state.set(state);
+        self.state.undo_to(earlier, before);
     }
 
     /// A second sequence with the same tokens and state, sharing all memory until one of them writes. Marks stay behind.

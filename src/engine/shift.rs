@@ -10,9 +10,9 @@ use super::load::Engine;
 use super::prepare::Prepared;
 use super::sequence::Sequence;
 use crate::circuit::Circuit;
+use crate::ensure;
 use crate::error::{Error, Kind, Result, vec_filled};
 use crate::ops::{Attention, CacheWrite, KvSpec, KvType, PAGE, Port, Rope, RopeStyle, RopeTable, Value, WeightId};
-use crate::ensure;
 use half::f16;
 
 /// How the keys of one kind of pages follow their position.
@@ -49,7 +49,10 @@ impl Prepared {
                     Err(op) => return no(format!("{place}keys come out of {op}, which is no rotation by position")),
                 }
             } else if !node.op.states().is_empty() && !any.is::<Attention>() {
-                return no(format!("{place}{} keeps or reads latent, compressed or hashed rows, which stand at their positions", node.op.name()));
+                return no(format!(
+                    "{place}{} keeps or reads latent, compressed or hashed rows, which stand at their positions",
+                    node.op.name()
+                ));
             }
         }
         let missing = || Error::new(Kind::Internal, "pages that nothing is written to");

@@ -30,7 +30,14 @@ impl Sequence {
         // A step that is under way may have pages past the end.
         let own = pages.iter_mut().zip(self.engine().of_source()).filter(|(_, of_source)| !**of_source);
         own.for_each(|(pages, _)| pages.truncate(self.len()));
-        Ok(Snapshot { engine: Arc::clone(self.engine()), tokens, source: self.source(), pages, state: self.state.share(), exact: self.exact() })
+        Ok(Snapshot {
+            engine: Arc::clone(self.engine()),
+            tokens,
+            source: self.source(),
+            pages,
+            state: self.state.share(),
+            exact: self.exact(),
+        })
     }
 
     /// Becomes what the snapshot kept, bit for bit; its own tokens and marks are gone. On error it is as before.

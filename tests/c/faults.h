@@ -3,9 +3,9 @@
  *   M model   S sequence   A sampler   X text stream   E error       handles
  *   L handles of sequences           t tokens   s text   r chat request   B saved state   g stages   P path   K key   read
  *   n how many of the pointer before (the function must refuse a size before it reads), N as n, but all would be read
- *   o buffer   c its capacity   z place for a number or pointer   I F W R structs to fill                written
+ *   o buffer   c its capacity   z place for a number or pointer   I F W R J G structs to fill            written
  *   m q a x place for a new model, sequence, sampler, text stream    e place for the error
- *   l T Q V options of a load, text stream, sequence, beam search                   d i f a number: 64 bits, a token, flags
+ *   l T Q V Y options of a load, text stream, sequence, beam search, embedding      d i f a number: 64 bits, a token, flags
  */
 #ifndef FAULTS_H
 #define FAULTS_H
@@ -88,6 +88,11 @@ STATUS(seq_logits, H(0, metrale_seq), P(1), P(2), P(3))
 STATUS(seq_logprobs, H(0, metrale_seq), P(1), a[2], P(3), a[4], P(5), P(6), P(7))
 STATUS(seq_encode, H(0, metrale_seq), P(1), a[2], P(3))
 STATUS(seq_beam, H(0, metrale_seq), P(1), P(2), a[3], P(4), P(5), P(6))
+STATUS(model_fingerprint, H(0, metrale_model), P(1), a[2], P(3), P(4))
+STATUS(model_stats, H(0, metrale_model), P(1), P(2))
+STATUS(seq_stats, H(0, metrale_seq), P(1), P(2))
+STATUS(seq_shift, H(0, metrale_seq), a[1], a[2], P(3))
+STATUS(embed, H(0, metrale_model), P(1), a[2], P(3), P(4), a[5], P(6), P(7))
 
 #define F(name, letters, status) {"metrale_" #name, letters, status, call_##name}
 static const struct function FUNCTIONS[] = {
@@ -104,6 +109,8 @@ static const struct function FUNCTIONS[] = {
     F(seq_commit, "Sde", 1),       F(seq_match, "Stnze", 1),     F(seq_save, "Socze", 1),        F(seq_restore, "SBne", 1),
     F(prefill, "Stne", 1),         F(decode_step, "Lnoe", 1),    F(seq_feed, "Stne", 1),         F(step, "LndRe", 1),
     F(step_estimate, "Lnze", 1),   F(poll, "Sze", 1),            F(cancel, "Se", 1),             F(cancel_all, "Me", 1),
+    F(model_fingerprint, "Mocze", 1), F(model_stats, "MGe", 1), F(seq_stats, "SJe", 1),         F(seq_shift, "Sdde", 1),
+    F(embed, "MtnYocze", 1),
     F(seq_logits, "Szze", 1),      F(seq_logprobs, "StNoNooe", 1), F(seq_encode, "Stne", 1),    F(seq_beam, "SVoczze", 1),
 };
 enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof FUNCTIONS[0] };
