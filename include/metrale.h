@@ -30,6 +30,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// `METRALE_LOG_INFO`.
+#define METRALE_LOG_DEFAULT 0
+
+// The reason of each error that a call returns.
+#define METRALE_LOG_ERROR 1
+
+// What works less well than it should.
+#define METRALE_LOG_WARNING 2
+
+// What is being done, such as the phases of a load.
+#define METRALE_LOG_INFO 3
+
+// For developers of the library.
+#define METRALE_LOG_DEBUG 4
+
 // A path or file is read into memory while it is loaded, rather than mapped. The file may change afterwards, and
 // shortening it meanwhile is an error rather than SIGBUS. Its bytes stay in memory as long as the model.
 #define METRALE_SOURCE_READ 1
@@ -131,6 +146,9 @@ typedef struct metrale_loading metrale_loading;
 // A loaded model: immutable, shared by its sequences, safe to use from any number of threads at once.
 typedef struct metrale_model metrale_model;
 
+// What a host lends models: an allocator, a limit of memory, a log. Models that name none use the system's memory.
+typedef struct metrale_runtime metrale_runtime;
+
 // A recipe for choosing tokens: immutable, may serve any number of sequences.
 typedef struct metrale_sampler metrale_sampler;
 
@@ -148,6 +166,63 @@ typedef struct metrale_text metrale_text;
 // are errors, after which nothing has changed and no output was written. A later library may return codes that
 // this header does not name; their sign still tells.
 typedef int32_t metrale_status;
+
+// Gives `size` bytes, at least 1, at a multiple of `align`, a power of two; NULL when there are none, which ends the
+// call in `METRALE_OUT_OF_MEMORY`. Called on any thread, also on several at once, during calls on the runtime's objects
+// and on threads of its models. It calls no function of this library, and it returns: no exception and no `longjmp`
+// leaves it.
+typedef void *(*metrale_alloc_fn)(void *user, size_t size, size_t align);
+
+// Takes back what `metrale_alloc_fn` gave for this `size` and `align`. Otherwise as that.
+typedef void (*metrale_free_fn)(void *user, void *pointer, size_t size, size_t align);
+
+// Gets a log record: its level (`METRALE_LOG_*`), the status of the call that failed (`METRALE_OK` where none did), and
+// `len` bytes of UTF-8 without a NUL or line end, which live during the call. Called on the thread that has something
+// to say, on several at once where several have; nothing is recorded of what the function itself does with this
+// library. It returns: no exception and no `longjmp` leaves it.
+typedef void (*metrale_log_fn)(void *user, uint32_t level, metrale_status status, const uint8_t *text, size_t len);
+
+// How to make a runtime. Zero is the default of every field.
+typedef struct {
+    // `sizeof(metrale_runtime_options)` as the host was compiled.
+    size_t struct_size;
+    // No flag exists yet.
+    uint64_t flags;
+    // Where memory comes from, or NULL with `free` for the system's.
+    metrale_alloc_fn alloc;
+    // Where it goes back.
+    metrale_free_fn free;
+    // Handed to `alloc` and `free`.
+    void *alloc_user;
+    // Most bytes that may be taken at once; 0 for no limit. What would pass it is `METRALE_OUT_OF_MEMORY`.
+    uint64_t memory_cap;
+    // Where log records go, or NULL; `metrale_runtime_log_set` changes it.
+    metrale_log_fn log;
+    // Handed to `log`.
+    void *log_user;
+    // `METRALE_LOG_*`: the last level that is recorded.
+    uint32_t log_level;
+    // Must be zero.
+    uint32_t reserved;
+} metrale_runtime_options;
+
+// Bytes that a runtime has taken of its allocator. Set `struct_size` before the call.
+typedef struct {
+    // `sizeof(metrale_memory_usage)` as the host was compiled.
+    size_t struct_size;
+    // Bytes taken and not given back.
+    uint64_t live;
+    // The most that were ever live.
+    uint64_t peak;
+    // The limit; 0 for none.
+    uint64_t cap;
+    // Of the live bytes: packed weights.
+    uint64_t weights;
+    // Of the live bytes: pages of caches and recurrent states.
+    uint64_t cache;
+    // The rest of the live bytes.
+    uint64_t other;
+} metrale_memory_usage;
 
 // Called while a model loads, on the thread that loads. Both numbers are those of the phase; `total_bytes` is 0 while
 // it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped),
@@ -177,6 +252,18 @@ typedef struct {
     const char *synthetic;
     // Seed of the random weights.
     uint64_t synthetic_seed;
+    // The runtime that the model and all that is made of it belong to, which they keep; NULL for none: the system's
+    // memory, uncounted.
+    const metrale_runtime *runtime;
+    // Most bytes the plan of the model with one sequence may take; 0 takes what the machine has free. A plan beyond it
+    // is `METRALE_OUT_OF_MEMORY` before weights are read, with the bytes wanted and available.
+    uint64_t memory;
+    // Leaves routed experts in their file and keeps at most this many bytes of them packed, those met most often; 0
+    // takes `METRALE_EXPERT_BYTES` from the environment, else packs all of them at load.
+    uint64_t expert_bytes;
+    // Types that matrices are multiplied in where they are to differ from the file's: rules `<where>=<type>` parted by
+    // commas, `"layers.0-3.mlp=f32,head=bf16"`. NULL takes `METRALE_PRECISION` from the environment. Copied.
+    const char *precision;
     // Most bytes that the model keeps of its sequences' beginnings, so that a prompt that begins like an earlier one is computed only from
     // where they part. 0 keeps nothing: memory that a host did not grant is not taken. It is counted in the plan's `kv`.
     // Kept are the keys and values and the recurrent state of prompts of 16 tokens and more once they are read, and of every sequence
@@ -541,6 +628,41 @@ bool metrale_error_retry(const metrale_error *err);
 // Frees an error and ends the life of its strings. NULL and handles that are none are ignored. Any thread.
 void metrale_error_free(metrale_error *err);
 
+// Makes a runtime: an allocator, a limit of memory and a place for log records, for the models that are loaded with it
+// (`metrale_load_options.runtime`) and all that is made of them. `options` may be NULL: the system's memory, counted. On
+// success `*out` is a handle for `metrale_runtime_free`. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (one of `alloc` and `free` without the other), `METRALE_UNKNOWN_OPTION`,
+// `METRALE_OUT_OF_MEMORY`, `METRALE_UNSUPPORTED` (an allocator, in a build whose memory is not the library's to direct).
+metrale_status metrale_runtime_new(const metrale_runtime_options *options,
+                                   metrale_runtime **out,
+                                   metrale_error **err);
+
+// Gives up a runtime. Models loaded with it, and all that was made of them, keep it: the host's functions may be called
+// until the last of those, and of the errors their calls returned, is freed and no call is running. NULL and handles
+// that are none are ignored. Any thread.
+void metrale_runtime_free(metrale_runtime *runtime);
+
+// Fills `*out`, whose `struct_size` must be set, with what the runtime has taken of its allocator. Model files that are
+// mapped and stacks of threads are not counted. Any thread.
+metrale_status metrale_runtime_memory(const metrale_runtime *runtime, metrale_memory_usage *out, metrale_error **err);
+
+// Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, experts that
+// can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
+// next ones pay for the memory anew. Any thread.
+metrale_status metrale_runtime_trim(metrale_runtime *runtime, metrale_error **err);
+
+// Changes where the runtime's log records go, and up to which level (`METRALE_LOG_*`; 0 is `METRALE_LOG_INFO`). NULL for
+// `log` is silence, as at first. A record that is being written on another thread may still reach the function that was
+// set before. Any thread.
+//
+// Statuses: `METRALE_UNKNOWN_OPTION` (there is no such level).
+metrale_status metrale_runtime_log_set(metrale_runtime *runtime,
+                                       uint32_t level,
+                                       metrale_log_fn log,
+                                       void *user,
+                                       metrale_error **err);
+
 // What a model file or folder holds, from its headers alone, as a JSON object: `format`, `model_type`, `parameters`,
 // `bytes`, `context`, `vocab`, `tensors` and more. The text, without a NUL, goes to `out` and its length to
 // `*out_len`; when `capacity` is too small, only `*out_len` is written and the status is `METRALE_MORE`. Any thread.
@@ -572,7 +694,7 @@ metrale_status metrale_plan(const char *path,
 // `METRALE_IO`, `METRALE_NOT_A_MODEL`.
 metrale_status metrale_source_path(const char *path, uint64_t flags, metrale_source **out, metrale_error **err);
 
-// One whole GGUF file in memory, at any address. With `flags` 0 nothing is copied: the `len` bytes must stay, and stay
+// One whole file in memory, at any address: a GGUF file, or a file of a folder. With `flags` 0 nothing is copied: the `len` bytes must stay, and stay
 // the same, until the source, its loads, and the models made from it with all their sequences are gone. With
 // `METRALE_SOURCE_COPY` they are copied at once. On success `*out` is a handle for `metrale_source_free`. Any thread.
 //
@@ -583,7 +705,7 @@ metrale_status metrale_source_buffer(const uint8_t *bytes,
                                      metrale_source **out,
                                      metrale_error **err);
 
-// One whole GGUF file inside an open regular file: `len` bytes from `offset` on, or all from there with `len` 0.
+// One whole file (GGUF, or of a folder) inside an open regular file: `len` bytes from `offset` on, or all from there with `len` 0.
 // `offset` may be any number, so that a model can lie inside a container. `fd` is duplicated: the host may close it at
 // once, and its position is neither used nor moved. `flags` is 0, which maps the bytes, or `METRALE_SOURCE_READ`. On
 // success `*out` is a handle for `metrale_source_free`. Any thread.
@@ -599,7 +721,7 @@ metrale_status metrale_source_fd(int32_t fd,
                                  metrale_source **out,
                                  metrale_error **err);
 
-// One whole GGUF file of `len` bytes that the host reads: see `metrale_read_at_fn` for what `read_at` has to do. Its
+// One whole file (GGUF, or of a folder) of `len` bytes that the host reads: see `metrale_read_at_fn` for what `read_at` has to do. Its
 // bytes stay in memory as long as a model made from them. `user` is handed to `read_at` and must stay valid until the
 // source and its loads are gone; a finished model needs neither. Loads of one source on several threads call `read_at`
 // on several threads. `flags` must be 0. On success `*out` is a handle for `metrale_source_free`. Any thread.
@@ -611,6 +733,27 @@ metrale_status metrale_source_reader(metrale_read_at_fn read_at,
                                      uint64_t flags,
                                      metrale_source **out,
                                      metrale_error **err);
+
+// A folder without files, which `metrale_source_add` fills: what a checkpoint of several files is loaded from where they do
+// not lie in a directory. `flags` must be 0. On success `*out` is a handle for `metrale_source_free`. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_UNKNOWN_OPTION`.
+metrale_status metrale_source_folder(uint64_t flags,
+                                     metrale_source **out,
+                                     metrale_error **err);
+
+// Puts `part` into `folder` under the name that its file has in a directory: `config.json`, `tokenizer.json`,
+// `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`, `model.safetensors`, or
+// `model.safetensors.index.json` and all that it names; or the one `.gguf` file, or all parts of a split one. `name` is
+// NUL-terminated UTF-8 and copied; `part` is any source but a folder, of any file (a path then is the file's own), may be
+// put into several folders, and may be freed at once. What loads have begun with stays as it was. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (no folder, no file name, or a name that is there), `METRALE_INVALID_HANDLE`,
+// `METRALE_LIMIT_EXCEEDED` (4,096 parts), `METRALE_OUT_OF_MEMORY`.
+metrale_status metrale_source_add(metrale_source *folder,
+                                  const char *name,
+                                  const metrale_source *part,
+                                  metrale_error **err);
 
 // Gives up a source. Loads that have begun and models made from it go on. NULL and handles that are none are ignored.
 // Any thread.
@@ -634,7 +777,7 @@ metrale_status metrale_load(const char *path,
 // freed afterwards. Any thread; several loads of one source may run at once.
 //
 // Statuses: as for `metrale_load`; `METRALE_IO` names what a reader did not give, with its offset;
-// `METRALE_UNSUPPORTED` for safetensors bytes, and parts of a split GGUF, that do not come by path.
+// `METRALE_UNSUPPORTED` for one safetensors file, or one part of a split GGUF, that comes neither by path nor in a folder.
 metrale_status metrale_load_source(const metrale_source *source,
                                    const metrale_load_options *options,
                                    metrale_model **out,

@@ -119,7 +119,7 @@ const SLICE_MOST: usize = 8 << 20;
 /// freed afterwards. Any thread; several loads of one source may run at once.
 ///
 /// Statuses: as for `metrale_load`; `METRALE_IO` names what a reader did not give, with its offset;
-/// `METRALE_UNSUPPORTED` for safetensors bytes, and parts of a split GGUF, that do not come by path.
+/// `METRALE_UNSUPPORTED` for one safetensors file, or one part of a split GGUF, that comes neither by path nor in a folder.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_load_source(
     source: *const metrale_source,
@@ -129,9 +129,9 @@ pub extern "C" fn metrale_load_source(
 ) -> metrale_status {
     guard(err, || {
         let out = pointer::out(out, "out")?;
-        let input = handle::get(source)?.input.clone();
         let host = versioned::read(options)?;
         let options = load_options(&host)?;
+        let input = handle::get(source)?.input();
         let mut reporter = reporter(host.progress, host.user);
         let progress = reporter.as_mut().map(|r| r as &mut dyn FnMut(Progress) -> ControlFlow<()>);
         let engine = engine::load_from(input, &options, progress)?;
@@ -154,9 +154,9 @@ pub extern "C" fn metrale_load_begin(
 ) -> metrale_status {
     guard(err, || {
         let out = pointer::out(out, "out")?;
-        let input = handle::get(source)?.input.clone();
         let host = versioned::read(options)?;
-        let loader = Loader::new(input, &load_options(&host)?);
+        let options = load_options(&host)?;
+        let loader = Loader::new(handle::get(source)?.input(), &options);
         let work = Work { progress: loader.progress(), loader: Some(loader), callback: host.progress, user: host.user, failure: None };
         out.set(handle::insert(Arc::new(LoadingObject { state: AtomicU8::new(RUNNING), work: Mutex::new(work) }))?);
         Ok(())

@@ -8,6 +8,7 @@
 //! Nothing here fails: what there is no memory for is not kept.
 
 use super::{LayerPages, SharedPage, State};
+use crate::error::{reserve, vec_with_capacity};
 use crate::ops::PAGE;
 use std::sync::Arc;
 
@@ -86,6 +87,7 @@ struct Node {
 }
 
 const ROOT: u32 = u32::MAX;
+const WHAT: &str = "what is kept of prompts";
 /// Bytes of a node's place, its parent's entry and its place among the free ones.
 const NODE: usize = size_of::<Option<Node>>() + size_of::<(i32, u32)>() + size_of::<u32>();
 
@@ -161,7 +163,7 @@ impl PrefixTree {
         }
         let (first, end) = (from / PAGE, found.len.div_ceil(PAGE));
         let kinds = self.kinds(last);
-        found.pages.try_reserve_exact((end - first) * kinds).ok()?;
+        reserve(&mut found.pages, (end - first) * kinds, WHAT).ok()?;
         // Backwards: of the nodes that hold a page, the deepest has it filled furthest.
         for index in (first..end).rev() {
             while self.node(last).start / PAGE > index {
@@ -274,9 +276,10 @@ impl PrefixTree {
     /// A place for a node, which is then filled.
     fn place(&mut self) -> Option<u32> {
         if self.free.is_empty() {
-            self.nodes.try_reserve(1).ok()?;
+            reserve(&mut self.nodes, 1, WHAT).ok()?;
             // So that giving a place back never allocates.
-            self.free.try_reserve(self.nodes.len() + 1).ok()?;
+            let most = self.nodes.len() + 1;
+            reserve(&mut self.free, most, WHAT).ok()?;
             self.nodes.push(None);
             self.free.push(self.nodes.len() as u32 - 1);
         }
@@ -292,7 +295,7 @@ impl PrefixTree {
     }
 
     fn add_root(&mut self, key: u64) -> Option<u32> {
-        self.roots.try_reserve(1).ok()?;
+        reserve(&mut self.roots, 1, WHAT).ok()?;
         let id = self.place()?;
         let (tokens, pages, children) = (Vec::new(), Vec::new(), Vec::new());
         self.fill(Node { parent: ROOT, start: 0, tokens, pages, state: None, children, used: self.clock, state_used: 0 });
@@ -310,8 +313,7 @@ impl PrefixTree {
         let from = (cut / PAGE - start / PAGE) * kinds;
         let (head, tail) = (copied(&node.tokens[..count])?, copied(&node.tokens[count..])?);
         let (head_pages, tail_pages) = (copied(&node.pages[..until])?, copied(&node.pages[from..])?);
-        let mut children = Vec::new();
-        children.try_reserve_exact(1).ok()?;
+        let mut children = vec_with_capacity(1, WHAT).ok()?;
         children.push((tail[0], id));
         node.pages[from..until].iter().for_each(|page| _ = page.keep());
         let before = node.lists();
@@ -332,9 +334,8 @@ impl PrefixTree {
         let start = self.node(parent).end();
         let label = copied(&tokens[start..])?;
         let (first, end) = (start / PAGE, tokens.len().div_ceil(PAGE));
-        let mut pages = Vec::new();
-        pages.try_reserve_exact((end - first) * kinds.len()).ok()?;
-        self.node_mut(parent).children.try_reserve(1).ok()?;
+        let mut pages = vec_with_capacity((end - first) * kinds.len(), WHAT).ok()?;
+        reserve(&mut self.node_mut(parent).children, 1, WHAT).ok()?;
         (first..end).for_each(|index| pages.extend(kinds.iter().map(|kind| kind.share(index))));
         for page in &pages {
             if page.keep() {
@@ -425,8 +426,7 @@ impl PrefixTree {
 }
 
 fn copied<T: Clone>(items: &[T]) -> Option<Vec<T>> {
-    let mut copy = Vec::new();
-    copy.try_reserve_exact(items.len()).ok()?;
+    let mut copy = vec_with_capacity(items.len(), WHAT).ok()?;
     copy.extend_from_slice(items);
     Some(copy)
 }

@@ -1,7 +1,7 @@
 //! Which model this is, as one number: the same for models whose states fit each other.
 
 use super::load::Engine;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Result, reserve};
 use crate::ops::PAGE;
 use crate::weights::WeightSpec;
 use std::fmt::{Display, Formatter};
@@ -39,7 +39,7 @@ impl Engine {
             let WeightSpec { name, rows, cols, .. } = spec;
             sums.add(format!("{name} {rows} {cols} {}", spec.experts()).as_bytes());
             row.clear();
-            row.try_reserve(*cols).map_err(|_| Error::new(Kind::OutOfMemory, "a row of a weight"))?;
+            reserve(&mut row, *cols, "a row of a weight")?;
             row.resize(*cols, 0.0f32);
             let all = rows * spec.experts();
             for i in 0..all.min(ROWS) {

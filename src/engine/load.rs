@@ -121,6 +121,12 @@ impl Engine {
         self.pools.iter().map(|pool| pool.bytes() as u64).sum()
     }
 
+    /// Gives back memory that no sequence needs now.
+    pub fn trim(&self) {
+        self.pools.iter().for_each(|pool| pool.trim());
+        self.states.trim();
+    }
+
     /// Bytes of weights one decode step reads: matrices, but not tables of which a row is looked up.
     pub fn step_bytes(&self) -> u64 {
         self.prepared

@@ -11,6 +11,7 @@
 use super::load::Engine;
 use super::sequence::Sequence;
 use crate::cache::{Found, Kept, LayerPages, PrefixTree, TreeCounts};
+use crate::error::vec_with_capacity;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Which tree a sequence belongs to. All sequences of a model compute alike; whatever makes some compute otherwise has to go in here.
@@ -86,10 +87,7 @@ impl Sequence {
             return Default::default();
         }
         let Some(mut tree) = self.engine().prefixes.tree() else { return Default::default() };
-        let mut tokens = Vec::new();
-        if tokens.try_reserve_exact(held + prompt.len()).is_err() {
-            return Default::default();
-        }
+        let Ok(mut tokens) = vec_with_capacity(held + prompt.len(), "a prompt") else { return Default::default() };
         tokens.extend_from_slice(&self.tokens);
         tokens.extend_from_slice(prompt);
         let found = tree.find(KEY, &tokens, held);
@@ -104,8 +102,7 @@ impl Sequence {
             return;
         }
         let Some(mut tree) = self.engine().prefixes.tree() else { return };
-        let mut pages: Vec<&LayerPages> = Vec::new();
-        if pages.try_reserve_exact(self.pages.len()).is_ok() {
+        if let Ok(mut pages) = vec_with_capacity::<&LayerPages>(self.pages.len(), "a list of pages") {
             pages.extend(&self.pages);
             tree.insert(KEY, &Kept { tokens: &self.tokens, pages: &pages, state: &self.state.share() });
         }
