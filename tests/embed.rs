@@ -58,7 +58,7 @@ fn rows_are_those_of_a_model_in_f64() {
 fn every_family_embeds_what_its_logits_come_from() {
     let mut tried = 0;
     for path in support::golden::folders() {
-        let options = LoadOptions { compute: Some(Compute::F32), context: 128, threads: 2, ..LoadOptions::default() };
+        let options = LoadOptions { compute: Some(Compute::F32), context: 600, threads: 2, ..LoadOptions::default() };
         let Ok(engine) = engine::load(&path, &options, None) else { continue };
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let golden = Golden::read(&path);

@@ -293,7 +293,7 @@ fn threads_share_a_tree() {
     for (name, config) in made_up() {
         let folder = Scratch::new(&format!("prefix-threads-{name}"));
         folder.file("config.json", config.to_string());
-        let engine = load(folder.path(), true, 150_000);
+        let engine = load(folder.path(), true, 40_000);
         let mut fresh = Fresh { engine: load(folder.path(), true, 0), rows: HashMap::new() };
         let mut random = Random(99);
         let system = tokens(&mut random, 48, 60);
@@ -309,7 +309,7 @@ fn threads_share_a_tree() {
                         let mut sequence = empty(engine);
                         sequence.prefill(&prompts[which]).unwrap();
                         assert!(bits(&sequence) == rows[which], "{name}: thread {thread}");
-                        assert!(engine.prefix_counts().bytes <= 150_000);
+                        assert!(engine.prefix_counts().bytes <= 40_000);
                     }
                 });
             }
@@ -327,20 +327,22 @@ fn a_failed_prompt_gives_back_what_it_took_up() {
         folder.file("config.json", config.to_string());
         let engine = load(folder.path(), true, 1 << 24);
         let mut random = Random(31);
-        let prompt = tokens(&mut random, 48, 600);
-        empty(&engine).prefill(&prompt[..300]).unwrap();
+        let prompt = tokens(&mut random, 48, 300);
+        empty(&engine).prefill(&prompt).unwrap();
         let mut sequence = empty(&engine);
         sequence.prefill(&prompt[..20]).unwrap();
         let (before, held) = (bits(&sequence), sequence.counters().read);
         let canceller = Arc::clone(sequence.canceller());
         let mut cancelled = 0;
-        for _ in 0..30 {
+        for _ in 0..300 {
+            // Half of it is known, the other half never was.
+            let next = [&prompt[20..300], &tokens(&mut random, 48, 300)[..]].concat();
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     std::thread::sleep(Duration::from_micros(100));
                     canceller.cancel();
                 });
-                match sequence.prefill(&prompt[20..]) {
+                match sequence.prefill(&next) {
                     Ok(()) => sequence.truncate(20).unwrap(),
                     Err(e) => {
                         assert_eq!(e.kind(), Kind::Cancelled, "{name}: {e}");
@@ -350,12 +352,11 @@ fn a_failed_prompt_gives_back_what_it_took_up() {
                 }
             });
             assert!(sequence.tokens() == &prompt[..20] && bits(&sequence) == before, "{name}");
-            if cancelled > 0 {
+            if cancelled > 2 {
                 break;
             }
-            // What was read whole is known from now on, and a known prompt is soon read.
         }
-        assert_eq!(sequence.counters().cancelled, cancelled, "{name}");
+        assert!(cancelled > 0 && sequence.counters().cancelled == cancelled, "{name}: {cancelled}");
     }
 }
 
