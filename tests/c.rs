@@ -118,7 +118,9 @@ fn programs_are_clean_under_valgrind() {
         let program = compile(name, "-valgrind", &shared_library());
         let mut valgrind = Command::new("valgrind");
         valgrind.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite"]);
-        valgrind.args(["--errors-for-leak-kinds=definite", "--fair-sched=yes"]).arg(program).arg(model()).arg("quick");
+        valgrind.args(["--errors-for-leak-kinds=definite", "--fair-sched=yes"]);
+        valgrind.arg(format!("--suppressions={}", root().join("tests/c/valgrind.supp").display()));
+        valgrind.arg(program).arg(model()).arg("quick");
         check(name, &valgrind.output().expect("valgrind starts"));
     }
 }

@@ -6,11 +6,13 @@
 
 mod beam;
 mod cancel;
+mod chooser_bytes;
 mod cost;
 mod counters;
 mod embed;
 mod encode;
 mod explain;
+mod fault;
 mod fingerprint;
 mod forward;
 pub mod generate;
@@ -36,6 +38,7 @@ mod vocabulary;
 pub use crate::cache::TreeCounts;
 pub use beam::{BeamOptions, Hypothesis, beam};
 pub use cancel::Canceller;
+pub use chooser_bytes::SavedChooser;
 pub use counters::{Counters, Held};
 pub use embed::Pooling;
 pub use explain::{Bodies, Captured, explain};

@@ -139,13 +139,13 @@ impl Snapshot {
 }
 
 /// Bytes taken from the front, never past the end.
-struct Reader<'a> {
-    bytes: &'a [u8],
-    at: usize,
+pub(super) struct Reader<'a> {
+    pub bytes: &'a [u8],
+    pub at: usize,
 }
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, n: usize) -> Result<&'a [u8]> {
+    pub fn take(&mut self, n: usize) -> Result<&'a [u8]> {
         let taken = self.bytes.get(self.at..).and_then(|rest| rest.get(..n)).ok_or_else(|| {
             Error::new(Kind::CorruptFile, format!("snapshot: {n} bytes at {} are past its end at {}", self.at, self.bytes.len()))
                 .at(self.at as u64)
@@ -154,7 +154,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    fn chunk<const N: usize>(&mut self) -> Result<&'a [u8; N]> {
+    pub fn chunk<const N: usize>(&mut self) -> Result<&'a [u8; N]> {
         self.take(N).map(|bytes| bytes.first_chunk().expect("take() gave N bytes"))
     }
 }

@@ -48,7 +48,7 @@ static uint64_t kept[7];
 static metrale_seq *witness, *seq, *longer;
 static metrale_sampler *sampler;
 static metrale_text *stream;
-static uint64_t expected, after_prefill, after_step;
+static uint64_t expected, after_prefill, after_step, after_grammar, after_stages;
 static const metrale_token PROMPT[] = {1, 403, 407, 261, 378};
 static metrale_token token;
 static uint8_t *saved, *buffer;
@@ -173,6 +173,41 @@ static metrale_status do_prefix(void) {
 }
 static metrale_status do_embed(void) { return metrale_embed(model, PROMPT, 5, NULL, (float *)(void *)buffer, BUFFER / 4, &size, &err); }
 static metrale_status do_fingerprint(void) { return metrale_model_fingerprint(model, buffer, BUFFER, &size, &err); }
+/* Every stage there is: their buffers are made by the first token. */
+static int32_t looks(void *user, float *logits, size_t count, const metrale_token *history, size_t history_count) {
+    (void)user, (void)logits, (void)history;
+    return count + history_count == 0;
+}
+static metrale_status do_stages(void) {
+    const metrale_sampler_stage stages[] = {
+        {.kind = METRALE_STAGE_REPETITION, .value = 1.1f, .count = 8},
+        {.kind = METRALE_STAGE_DRY, .value = 0.8f, .second = 1.75f, .length = 2},
+        {.kind = METRALE_STAGE_DRY_BREAKER, .token = 13},
+        {.kind = METRALE_STAGE_HOOK},
+        {.kind = METRALE_STAGE_TOP_N_SIGMA, .value = 3.0f},
+        {.kind = METRALE_STAGE_TYPICAL, .value = 0.95f},
+        {.kind = METRALE_STAGE_XTC, .value = 0.1f, .second = 0.5f},
+        {.kind = METRALE_STAGE_MIROSTAT, .value = 3.0f, .second = 0.1f, .count = 100},
+    };
+    metrale_sampler *made = NULL;
+    metrale_status status = metrale_sampler_new(stages, sizeof stages / sizeof *stages, 1, &made, &err);
+    if (status == METRALE_OK) status = metrale_sampler_set_hook(made, looks, NULL, &err);
+    if (status == METRALE_OK) status = metrale_seq_sampling(seq, made, &err);
+    metrale_sampler_free(made);
+    return status == METRALE_OK ? metrale_decode_step(&seq, 1, &token, &err) : status;
+}
+static metrale_status do_grammar(void) {
+    static const char SOURCE[] = "[a-z]+(,[0-9]{2,4})?";
+    metrale_grammar *made = NULL;
+    metrale_status status = metrale_grammar_regex(model, (const uint8_t *)SOURCE, sizeof SOURCE - 1, &made, &err);
+    metrale_grammar_free(made);
+    return status;
+}
+static metrale_grammar *grammar;
+static metrale_status do_under(void) {
+    metrale_status status = metrale_seq_grammar(seq, grammar, &err);
+    return status == METRALE_OK ? metrale_decode_step(&seq, 1, &token, &err) : status;
+}
 static metrale_status do_meta(void) { return metrale_model_meta(model, "vocab", buffer, BUFFER, &size, &err); }
 
 static const struct operation {
@@ -188,6 +223,7 @@ static const struct operation {
     {"sampling", do_sampling, NULL},     {"logprobs", do_logprobs, NULL},         {"tokenize", do_tokenize, NULL},
     {"detokenize", do_detokenize, NULL}, {"chat_render", do_render, NULL},        {"text_new", do_text_new, NULL},
     {"text_push", do_push, NULL},        {"sampler_new", do_sampler, NULL},       {"model_meta", do_meta, NULL},
+    {"grammar", do_grammar, NULL},       {"under_grammar", do_under, &after_grammar}, {"stages", do_stages, &after_stages},
     {"probe", do_probe, NULL},           {"plan", do_plan, NULL},                 {"source", do_source, NULL},
     {"load", do_load, NULL},             {"load_step", do_load_step, NULL},
 };
@@ -271,6 +307,15 @@ int main(int argc, char **argv) {
     }
     options.prefix_bytes = 150000;
     OK(metrale_load(path, &options, &keeper, &err));
+    OK(metrale_grammar_regex(model, (const uint8_t *)"[a-z]+", 6, &grammar, &err));
+    fresh();
+    CHECK(do_under() >= METRALE_OK);
+    after_grammar = digest_of(seq);
+    done();
+    fresh();
+    CHECK(do_stages() >= METRALE_OK);
+    after_stages = digest_of(seq);
+    done();
     const char *only = getenv("ONLY");
     for (size_t i = 0; i < sizeof OPERATIONS / sizeof *OPERATIONS; i++) {
         if (only && strcmp(only, OPERATIONS[i].name) != 0) continue;
@@ -282,6 +327,7 @@ int main(int argc, char **argv) {
     metrale_seq_free(longer);
     metrale_free(keeper);
     metrale_sampler_free(sampler);
+    metrale_grammar_free(grammar);
     metrale_seq_free(witness);
     metrale_free(model);
     printf("counts: %zu calls, each with one and with all allocations failing; %ld refused\n", sizeof OPERATIONS / sizeof *OPERATIONS,
