@@ -68,6 +68,24 @@
 // pass over the row for each token.
 #define METRALE_SEQ_LOGPROBS 2
 
+// The library's choice: the last token's row, for models that read from left to right; the mean for encoders.
+#define METRALE_POOLING_DEFAULT 0
+
+// A row for each token.
+#define METRALE_POOLING_NONE 1
+
+// The last token's row.
+#define METRALE_POOLING_LAST 2
+
+// The mean of all rows.
+#define METRALE_POOLING_MEAN 3
+
+// The first token's row.
+#define METRALE_POOLING_FIRST 4
+
+// Rows are scaled to length 1; one of zeros stays.
+#define METRALE_EMBED_NORMALIZE 1
+
 // Keeps only the highest logit; ties go to the lowest id. No field is used.
 #define METRALE_STAGE_GREEDY 1
 
@@ -277,6 +295,12 @@ typedef struct {
     // Types that matrices are multiplied in where they are to differ from the file's: rules `<where>=<type>` parted by
     // commas, `"layers.0-3.mlp=f32,head=bf16"`. NULL takes `METRALE_PRECISION` from the environment. Copied.
     const char *precision;
+    // Most bytes that the model keeps of its sequences' beginnings, so that a prompt that begins like an earlier one is computed only from
+    // where they part. 0 keeps nothing: memory that a host did not grant is not taken. It is counted in the plan's `kv`.
+    // Kept are the keys and values and the recurrent state of prompts of 16 tokens and more once they are read, and of every sequence
+    // when it is freed; what was used longest ago gives way. Logits are the same bits as without. `METRALE_UNSUPPORTED` for
+    // models that translate.
+    uint64_t prefix_bytes;
 } metrale_load_options;
 
 // Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -444,6 +468,71 @@ typedef struct {
     // Tokens that still wait in the queue.
     uint64_t queued;
 } metrale_step_result;
+
+// How to embed. Zero is the default of every field.
+typedef struct {
+    // `sizeof(metrale_embed_options)` as the host was compiled.
+    size_t struct_size;
+    // `METRALE_EMBED_*`, or-ed.
+    uint64_t flags;
+    // `METRALE_POOLING_*`.
+    uint32_t pooling;
+    // Must be zero.
+    uint32_t reserved;
+} metrale_embed_options;
+
+// What a sequence has done since it was made, and the memory it holds. A fork starts at zero. Calls that fail are not counted, but for
+// `cancelled`. Set `struct_size` before the call.
+typedef struct {
+    // `sizeof(metrale_stats)` as the host was compiled.
+    size_t struct_size;
+    // Tokens of prompts it has taken (`metrale_prefill`, `metrale_seq_feed`), the reused ones included.
+    uint64_t read;
+    // Those of them that were not computed, because the model had kept them (`metrale_load_options.prefix_bytes`).
+    uint64_t reused;
+    // Tokens that were produced (`metrale_decode_step`, `metrale_step`).
+    uint64_t generated;
+    // Passes through the model that it took part in.
+    uint64_t passes;
+    // Calls and steps that a cancel ended.
+    uint64_t cancelled;
+    // Nanoseconds of passes over prompts; one shared with other sequences counts in full for each.
+    uint64_t prefill_ns;
+    // Nanoseconds of passes over produced tokens; as above.
+    uint64_t decode_ns;
+    // Bytes of keys and values that no other sequence and no prefix shares.
+    uint64_t kv_owned;
+    // Bytes of keys and values shared with forks or kept prefixes; the next write to a page makes it the sequence's own. Right after
+    // `metrale_seq_fork` this is what the fork saved.
+    uint64_t kv_shared;
+    // Bytes of recurrent state and rows of logits, those of marks included, that nobody shares.
+    uint64_t state_owned;
+    // Such bytes that forks or kept prefixes share.
+    uint64_t state_shared;
+} metrale_stats;
+
+// What a model keeps for prompts that begin alike (`metrale_load_options.prefix_bytes`); all zero without. Set `struct_size` before the
+// call.
+typedef struct {
+    // `sizeof(metrale_model_counts)` as the host was compiled.
+    size_t struct_size;
+    // Bytes that may be kept.
+    uint64_t prefix_budget;
+    // Bytes that are kept now: pages, states and lists, also where a sequence still shares them. Never more than the budget.
+    uint64_t prefix_bytes;
+    // Pieces of prompts that are kept.
+    uint64_t prefix_entries;
+    // Tokens of these pieces.
+    uint64_t prefix_tokens;
+    // Prompts that found a beginning to take up.
+    uint64_t prefix_hits;
+    // Prompts that found none.
+    uint64_t prefix_misses;
+    // Tokens that did not have to be computed.
+    uint64_t prefix_reused;
+    // Pieces and states that gave way to others.
+    uint64_t prefix_evicted;
+} metrale_model_counts;
 
 // Success.
 #define METRALE_OK 0
@@ -842,6 +931,19 @@ metrale_status metrale_model_meta(const metrale_model *model,
                                   size_t *out_len,
                                   metrale_error **err);
 
+// What tells this model from others, as 32 hexadecimal digits without a NUL: of its shapes, of how it computes (`compute`) and of rows of
+// each weight, so that models with the same fingerprint can take up each other's saved sequences. It does not protect against
+// somebody who makes two models agree on purpose. The digits go to `out` and their number to `*out_len`; when `capacity` is
+// too small, only `*out_len` is written and the status is `METRALE_MORE`. The first call looks at the weights, later ones do
+// not. Any thread.
+//
+// Statuses: `METRALE_MORE`, `METRALE_OUT_OF_MEMORY`.
+metrale_status metrale_model_fingerprint(const metrale_model *model,
+                                         uint8_t *out,
+                                         size_t capacity,
+                                         size_t *out_len,
+                                         metrale_error **err);
+
 // The tokens of a text of `len` bytes, which may hold NULs and need not be terminated. `flags`:
 // `METRALE_TOKENIZE_*`, or-ed. They go to `out` and their number to `*out_count`; when `capacity` is too small, only
 // `*out_count` is written and the status is `METRALE_MORE`. NULL with capacity 0 asks for the number. Any thread.
@@ -1045,6 +1147,24 @@ metrale_status metrale_seq_truncate(metrale_seq *seq,
                                     size_t length,
                                     metrale_error **err);
 
+// Takes `count` tokens out, from index `from` on; those after them move to lower positions, which makes room at the end of a full sequence. What
+// is left keeps the values it was computed with, when the removed tokens could still be seen; its keys are turned back to their new
+// positions. So what follows is attention over the tokens that are left (StreamingLLM), not what a fresh run over them would
+// give: use a fresh sequence where that is wanted. Turning rounds once, and where the cache is 16 bits wide
+// (`METRALE_COMPUTE_FAST`) the turned key is rounded to 16 bits a second time. It takes about as long as copying what is moved.
+//
+// The row of logits stays as it was computed, with all tokens. Where nothing follows the removed tokens, this is
+// `metrale_seq_truncate`. Marks past `from` end. A grammar keeps what was chosen under it, also of removed tokens. What the queue
+// holds stays. The sequence no longer shares its later tokens with prompts that begin alike. On error nothing has changed.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (the tokens are not all there), `METRALE_UNSUPPORTED` with the reason where the model's past does not
+// move: recurrent layers, latent or compressed caches, hashed tokens, absolute positions, translation.
+// `METRALE_OUT_OF_MEMORY` (pages shared with forks are copied), `METRALE_BUSY`.
+metrale_status metrale_seq_shift(metrale_seq *seq,
+                                 size_t from,
+                                 size_t count,
+                                 metrale_error **err);
+
 // Changes how the sequence's next tokens are chosen, starting from the sampler's seed. NULL is greedy. The sampler is
 // copied and may be freed afterwards.
 //
@@ -1055,7 +1175,7 @@ metrale_status metrale_seq_sampling(metrale_seq *seq,
                                     metrale_error **err);
 
 // Makes a second sequence that holds the same tokens and will choose the same ones. Memory is shared page by page until one of
-// the two writes, so a fork costs a list of pages and one row of logits. Marks stay with the original. `*out` is a handle for
+// the two writes, so a fork costs a list of pages and one row of logits; `metrale_seq_stats` says how many bytes are shared. Marks stay with the original. `*out` is a handle for
 // `metrale_seq_free`. Safe beside other calls that take a const sequence.
 //
 // Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
@@ -1112,8 +1232,8 @@ metrale_status metrale_seq_save(const metrale_seq *seq,
 // the same text; how far it was followed does not matter) and goes on in it from where it was saved; else a grammar in force is
 // lifted. Marks end. All or nothing: on error the sequence is as before.
 //
-// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_MISMATCH` (another model, other load options, or another
-// grammar), `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_LIMIT_EXCEEDED` (the way through the grammar
+// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_VERSION_MISMATCH` (written by another version of the library),
+// `METRALE_MISMATCH` (another model or other load options, with both fingerprints in the error; or another grammar), `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_LIMIT_EXCEEDED` (the way through the grammar
 // takes more work than is allowed), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 metrale_status metrale_seq_restore(metrale_seq *seq,
                                    const uint8_t *bytes,
@@ -1258,6 +1378,41 @@ metrale_status metrale_seq_logprobs(const metrale_seq *seq,
                                     metrale_token *top_tokens,
                                     float *top_out,
                                     metrale_error **err);
+
+// What the model makes of `count` tokens: the output of its last layer after the final norm, which its output matrix would turn into
+// logits; of a model that translates, the encoder's output. `options` may be NULL. `out` gets one row of the model's `hidden`
+// floats, or a row for each token with `METRALE_POOLING_NONE`; `*out_len` gets the number of floats. With too small a
+// `capacity`, in floats, the status is `METRALE_MORE`, only `*out_len` is written and nothing is computed.
+//
+// Blocks until all is computed; `metrale_cancel_all` ends it. No sequence takes part, and prefixes are neither used nor kept. The same
+// bits for any number of threads. Any thread.
+//
+// Statuses: `METRALE_MORE`, `METRALE_INVALID_ARGUMENT` (no tokens), `METRALE_INVALID_TOKEN` with the index,
+// `METRALE_CONTEXT_FULL`, `METRALE_UNKNOWN_OPTION`, `METRALE_NUMERIC_FAULT`, `METRALE_CANCELLED`, `METRALE_OUT_OF_MEMORY`.
+metrale_status metrale_embed(const metrale_model *model,
+                             const metrale_token *tokens,
+                             size_t count,
+                             const metrale_embed_options *options,
+                             float *out,
+                             size_t capacity,
+                             size_t *out_len,
+                             metrale_error **err);
+
+// Fills `*out` with what the sequence has done since it was made and the memory it holds now; `out->struct_size` must be set. Safe beside
+// other calls that take a const sequence.
+//
+// Statuses: `METRALE_BUSY`.
+metrale_status metrale_seq_stats(const metrale_seq *seq,
+                                 metrale_stats *out,
+                                 metrale_error **err);
+
+// Fills `*out` with what the model keeps of its sequences' beginnings and how often that served; `out->struct_size` must be set. Any
+// thread; waits for no computation.
+//
+// Statuses: only those of arguments.
+metrale_status metrale_model_stats(const metrale_model *model,
+                                   metrale_model_counts *out,
+                                   metrale_error **err);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// One program for each noun.
-const PROGRAMS: [&str; 15] = [
-    "library", "errors", "model", "source", "parts", "text", "sequence", "state", "step", "sampler", "grammar", "structs", "stack",
-    "threads", "teardown",
+const PROGRAMS: [&str; 17] = [
+    "library", "errors", "model", "source", "parts", "text", "sequence", "state", "prefix", "step", "embed", "sampler", "grammar",
+    "structs", "stack", "threads", "teardown",
 ];
 
 fn root() -> &'static Path {

@@ -80,6 +80,7 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
         expert_bytes: (host.expert_bytes > 0).then_some(host.expert_bytes),
         precision,
         memory: host.memory,
+        prefix_bytes: host.prefix_bytes,
         synthetic,
     })
 }

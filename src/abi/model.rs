@@ -122,3 +122,25 @@ pub extern "C" fn metrale_model_meta(
         pointer::sized(model.fact(key)?.as_bytes(), out, capacity, len)
     })
 }
+
+/// What tells this model from others, as 32 hexadecimal digits without a NUL: of its shapes, of how it computes (`compute`) and of rows of
+/// each weight, so that models with the same fingerprint can take up each other's saved sequences. It does not protect against
+/// somebody who makes two models agree on purpose. The digits go to `out` and their number to `*out_len`; when `capacity` is
+/// too small, only `*out_len` is written and the status is `METRALE_MORE`. The first call looks at the weights, later ones do
+/// not. Any thread.
+///
+/// Statuses: `METRALE_MORE`, `METRALE_OUT_OF_MEMORY`.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_model_fingerprint(
+    model: *const metrale_model,
+    out: *mut u8,
+    capacity: usize,
+    out_len: *mut usize,
+    err: *mut *mut metrale_error,
+) -> metrale_status {
+    guard_status(err, || {
+        let len = pointer::out(out_len, "out_len")?;
+        let fingerprint = handle::get(model)?.engine().fingerprint()?;
+        pointer::sized(fingerprint.to_string().as_bytes(), out, capacity, len)
+    })
+}

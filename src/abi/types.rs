@@ -224,6 +224,12 @@ pub struct metrale_load_options {
     /// Types that matrices are multiplied in where they are to differ from the file's: rules `<where>=<type>` parted by
     /// commas, `"layers.0-3.mlp=f32,head=bf16"`. NULL takes `METRALE_PRECISION` from the environment. Copied.
     pub precision: *const c_char,
+    /// Most bytes that the model keeps of its sequences' beginnings, so that a prompt that begins like an earlier one is computed only from
+    /// where they part. 0 keeps nothing: memory that a host did not grant is not taken. It is counted in the plan's `kv`.
+    /// Kept are the keys and values and the recurrent state of prompts of 16 tokens and more once they are read, and of every sequence
+    /// when it is freed; what was used longest ago gives way. Logits are the same bits as without. `METRALE_UNSUPPORTED` for
+    /// models that translate.
+    pub prefix_bytes: u64,
 }
 
 /// Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -286,6 +292,90 @@ pub struct metrale_sequence_info {
     /// Natural logarithm of the probability that the model gave to the newest token `metrale_decode_step` chose,
     /// before any sampler stage; NaN without `METRALE_SEQ_LOGPROBS` or before the first step.
     pub last_logprob: f32,
+}
+
+/// What a sequence has done since it was made, and the memory it holds. A fork starts at zero. Calls that fail are not counted, but for
+/// `cancelled`. Set `struct_size` before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_stats {
+    /// `sizeof(metrale_stats)` as the host was compiled.
+    pub struct_size: usize,
+    /// Tokens of prompts it has taken (`metrale_prefill`, `metrale_seq_feed`), the reused ones included.
+    pub read: u64,
+    /// Those of them that were not computed, because the model had kept them (`metrale_load_options.prefix_bytes`).
+    pub reused: u64,
+    /// Tokens that were produced (`metrale_decode_step`, `metrale_step`).
+    pub generated: u64,
+    /// Passes through the model that it took part in.
+    pub passes: u64,
+    /// Calls and steps that a cancel ended.
+    pub cancelled: u64,
+    /// Nanoseconds of passes over prompts; one shared with other sequences counts in full for each.
+    pub prefill_ns: u64,
+    /// Nanoseconds of passes over produced tokens; as above.
+    pub decode_ns: u64,
+    /// Bytes of keys and values that no other sequence and no prefix shares.
+    pub kv_owned: u64,
+    /// Bytes of keys and values shared with forks or kept prefixes; the next write to a page makes it the sequence's own. Right after
+    /// `metrale_seq_fork` this is what the fork saved.
+    pub kv_shared: u64,
+    /// Bytes of recurrent state and rows of logits, those of marks included, that nobody shares.
+    pub state_owned: u64,
+    /// Such bytes that forks or kept prefixes share.
+    pub state_shared: u64,
+}
+
+/// What a model keeps for prompts that begin alike (`metrale_load_options.prefix_bytes`); all zero without. Set `struct_size` before the
+/// call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_model_counts {
+    /// `sizeof(metrale_model_counts)` as the host was compiled.
+    pub struct_size: usize,
+    /// Bytes that may be kept.
+    pub prefix_budget: u64,
+    /// Bytes that are kept now: pages, states and lists, also where a sequence still shares them. Never more than the budget.
+    pub prefix_bytes: u64,
+    /// Pieces of prompts that are kept.
+    pub prefix_entries: u64,
+    /// Tokens of these pieces.
+    pub prefix_tokens: u64,
+    /// Prompts that found a beginning to take up.
+    pub prefix_hits: u64,
+    /// Prompts that found none.
+    pub prefix_misses: u64,
+    /// Tokens that did not have to be computed.
+    pub prefix_reused: u64,
+    /// Pieces and states that gave way to others.
+    pub prefix_evicted: u64,
+}
+
+/// The library's choice: the last token's row, for models that read from left to right; the mean for encoders.
+pub const METRALE_POOLING_DEFAULT: u32 = 0;
+/// A row for each token.
+pub const METRALE_POOLING_NONE: u32 = 1;
+/// The last token's row.
+pub const METRALE_POOLING_LAST: u32 = 2;
+/// The mean of all rows.
+pub const METRALE_POOLING_MEAN: u32 = 3;
+/// The first token's row.
+pub const METRALE_POOLING_FIRST: u32 = 4;
+/// Rows are scaled to length 1; one of zeros stays.
+pub const METRALE_EMBED_NORMALIZE: u64 = 1;
+
+/// How to embed. Zero is the default of every field.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_embed_options {
+    /// `sizeof(metrale_embed_options)` as the host was compiled.
+    pub struct_size: usize,
+    /// `METRALE_EMBED_*`, or-ed.
+    pub flags: u64,
+    /// `METRALE_POOLING_*`.
+    pub pooling: u32,
+    /// Must be zero.
+    pub reserved: u32,
 }
 
 /// What `metrale_step` did for one sequence. Set `struct_size` of each before the call.
@@ -468,4 +558,16 @@ unsafe impl Versioned for metrale_text_options {
 // SAFETY: as above.
 unsafe impl Versioned for metrale_text_piece {
     const NAME: &'static str = "metrale_text_piece";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_stats {
+    const NAME: &'static str = "metrale_stats";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_model_counts {
+    const NAME: &'static str = "metrale_model_counts";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_embed_options {
+    const NAME: &'static str = "metrale_embed_options";
 }

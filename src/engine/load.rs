@@ -2,12 +2,15 @@
 
 use super::cancel::Alarm;
 use super::cost::Cost;
+use super::fingerprint::Fingerprint;
 use super::info::Info;
 use super::loader::{Loader, Progress};
 use super::plan::Plan;
+use super::prefix::Prefixes;
 use super::prepare::Prepared;
 use super::runner::Runner;
 use super::scheduler::Stepper;
+use super::shift::Keys;
 use crate::backend::cpu::pool::{Pool, lock_unless};
 use crate::cache::{PagePool, State, StatePool};
 use crate::error::{Error, Kind, Result};
@@ -37,6 +40,10 @@ pub struct Engine {
     pub(super) pools: Vec<Arc<PagePool>>,
     pub(super) states: Arc<StatePool>,
     pub(super) zero: Arc<State>,
+    pub(super) prefixes: Prefixes,
+    pub(super) fingerprint: OnceLock<Fingerprint>,
+    /// How keys move, or why they do not; found out when first asked for.
+    pub(super) keys: OnceLock<Result<Vec<Keys>>>,
     pub(super) tokenizer: Result<Arc<Tokenizer>>,
     pub(super) template: Result<ChatTemplate>,
     /// The tokens for grammars, made when the first grammar is.

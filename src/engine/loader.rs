@@ -9,6 +9,7 @@ use super::load::Engine;
 use super::making::{Making, Room};
 use super::pack::{self, Supply};
 use super::plan::Plan;
+use super::prefix::Prefixes;
 use super::preflight;
 use super::prepare::Prepared;
 use super::runner::{Runner, Shape};
@@ -202,8 +203,8 @@ impl Weights {
         let zero = states.zero()?;
         let encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
         let steps = programs.split_off(Shape::ALL.len());
-        let runner = Mutex::new(Runner::new(programs, encoder, states.layout().slots())?);
-        let stepper = Mutex::new(Stepper::new(Runner::new(steps, None, states.layout().slots())?));
+        let runner = Mutex::new(Runner::new(programs, [encoder, prepared.hidden_program()?], states.layout().slots())?);
+        let stepper = Mutex::new(Stepper::new(Runner::new(steps, [None, None], states.layout().slots())?));
         let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
         let template = match &tokenizer {
             Ok(tokenizer) => vocabulary::template(tokenizer),
@@ -235,6 +236,7 @@ impl Weights {
             end_tokens,
             drafts: prepared.drafts.clone(),
         };
+        let prefixes = Prefixes::new(prepared.options.prefix_bytes, !prepared.declarations.slots.is_empty());
         Ok(Arc::new(Engine {
             prepared,
             info,
@@ -248,6 +250,9 @@ impl Weights {
             pools,
             states,
             zero,
+            prefixes,
+            fingerprint: OnceLock::new(),
+            keys: OnceLock::new(),
             tokenizer,
             template,
             grammar_vocabulary: OnceLock::new(),

@@ -8,12 +8,12 @@ use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pack::{Layout, Packed};
 use crate::backend::cpu::pool::available_threads;
 use crate::cache::{PagePool, StateLayout};
-use crate::circuit::{Circuit, Needs, Program, Tape, fuse, lower};
+use crate::circuit::{Circuit, Needs, Node, Program, Tape, fuse, lower};
 use crate::error::{Error, Kind, Result};
 use crate::families::loader_for_config;
 use crate::layers::{Config, RopeParameters};
 use crate::model::{Build, Model};
-use crate::ops::{KvType, Value, WeightId};
+use crate::ops::{KvType, Port, Value, WeightId};
 use crate::options::{Compute, LoadOptions, Precision};
 use crate::tensor::DType;
 use crate::weights::{Checkpoint, CodeForm, Declarations, Form, Part, Pick, Role, Source, WeightSpec, regroup};
@@ -122,6 +122,11 @@ impl Prepared {
         }
         match report(findings) {
             Some(e) => Err(e),
+            None if options.prefix_bytes > 0 && model.encoder().is_some() => Err(Error::new(
+                Kind::Unsupported,
+                "prefix_bytes: the model translates, and what it makes of a beginning depends on the source; nothing can be kept for others",
+            )
+            .named("prefix_bytes")),
             None => Ok(Prepared {
                 checkpoint: Arc::new(checkpoint),
                 model_type,
@@ -168,6 +173,26 @@ impl Prepared {
         self.encoder_circuit(false)?.map(|circuit| compiled(circuit, Shape { rows, sequences: 1 }, keep)).transpose()
     }
 
+    /// A program from tokens to the last layer's output after the final norm, for every row; none where an encoder does that.
+    pub fn hidden_program(&self) -> Result<Option<Program>> {
+        if self.model.encoder().is_some() {
+            return Ok(None);
+        }
+        let mut tape = Tape::new(&self.declarations, true);
+        let logits = self.model.record(&mut tape);
+        let mut circuit = tape.finish(logits)?;
+        circuit.output = circuit.named("hidden").ok_or_else(|| Error::new(Kind::Internal, "a model that names no value \"hidden\""))?;
+        // The output matrix and what follows it are recorded last.
+        let hidden = circuit.root(circuit.output);
+        let makes = |node: &mut Node| node.op.ports().iter().any(|(port, value)| *port == Port::Out && **value == hidden);
+        let last = circuit.nodes.iter_mut().position(makes);
+        circuit.nodes.truncate(last.map_or(0, |last| last + 1));
+        lower(&mut circuit, &|id| self.needs(id));
+        fuse(&mut circuit);
+        let Shape { rows, .. } = Shape::ALL[2];
+        Ok(Some(Program::new(circuit, rows, 1, &[])?))
+    }
+
     fn needs(&self, id: WeightId) -> Needs {
         let layouts = &self.layouts[id.0 as usize];
         Needs { f32: layouts.iter().any(|l| !l.is_integer()), q8: layouts.iter().any(|l| l.is_integer()) }
@@ -208,7 +233,10 @@ impl Prepared {
             });
         }
         let weights = weights.saturating_add(paged.min(self.expert_budget.unwrap_or(0)));
-        let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences));
+        // What is kept for later prompts is counted as if all of it were pages.
+        let set = self.declarations.kv.iter().map(|spec| spec.page_bytes()).fold(0, usize::saturating_add).max(1);
+        let kept = usize::try_from(self.options.prefix_bytes).unwrap_or(usize::MAX) / set;
+        let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences, kept));
         let kv = pools.fold(0, u64::saturating_add);
         // Blocking calls and steps each have a workspace, as large as their largest program needs.
         let mut tables = 0u64;
@@ -220,7 +248,8 @@ impl Prepared {
         let mut most = |shapes: &[Shape]| shapes.iter().try_fold(0, |most: u64, &shape| Ok::<u64, Error>(most.max(bytes(shape)?)));
         let (blocking, steps) = (most(&Shape::ALL)?, most(&Shape::STEPS)?);
         let encoder = self.encoder_program(self.context, &[])?.map_or(0, |(encoder, _)| encoder.workspace_bytes() as u64);
-        let scratch = blocking.max(encoder).saturating_add(steps);
+        let hidden = self.hidden_program()?.map_or(0, |program| program.workspace_bytes() as u64);
+        let scratch = blocking.max(encoder).max(hidden).saturating_add(steps);
         // Each sequence has a committed and a spare state, and all share the one before any token.
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
         let states = (sequences as u64).saturating_mul(2).saturating_add(1).saturating_mul(4);

@@ -34,6 +34,7 @@ static struct {
     metrale_text_options text_options;
     metrale_seq_options seq_options;
     metrale_beam_options beam;
+    metrale_embed_options embed;
 } own;
 
 /* Memory that is really there for every size below 2^32 tokens: pages of zeros. */
@@ -105,6 +106,7 @@ static void make_own(void) {
     own.beam.struct_size = sizeof own.beam;
     own.beam.beams = 2;
     own.beam.max_tokens = 2;
+    own.embed.struct_size = sizeof own.embed;
 }
 
 static void free_own(void) {
@@ -124,7 +126,7 @@ enum { KIND_COUNT = sizeof KINDS - 1 };
 static int is_handle(char c) { return strchr(KINDS, c) != NULL; }
 static int is_made(char c) { return strchr(MADE, c) != NULL; }
 static int is_number(char c) { return strchr("nNcdifk", c) != NULL; }
-static int is_written(char c) { return strchr("zIFWRG", c) != NULL || is_made(c); }
+static int is_written(char c) { return strchr("zIFWRG12", c) != NULL || is_made(c); }
 
 /* A sound argument. */
 static uintptr_t sound(char letter, char before, int index) {
@@ -160,6 +162,7 @@ static uintptr_t sound(char letter, char before, int index) {
     case 'T': return (uintptr_t)&own.text_options;
     case 'Q': return (uintptr_t)&own.seq_options;
     case 'V': return (uintptr_t)&own.beam;
+    case 'C': return (uintptr_t)&own.embed;
     case 'e': return (uintptr_t)&err_place;
     case 'i': return 5;
     case 'd': return 1;
@@ -199,6 +202,8 @@ static void prepare_places(const struct function *f) {
         case 'W': size = sizeof(metrale_text_piece); break;
         case 'R': size = sizeof(metrale_step_result); break;
         case 'G': size = sizeof(metrale_load_progress); break;
+        case '1': size = sizeof(metrale_stats); break;
+        case '2': size = sizeof(metrale_model_counts); break;
         case 'o': memset(buffers[i], 0xA5, 64); break;
         default: break;
         }
@@ -290,7 +295,7 @@ static void bad_pointers(const struct function *f) {
     }
     for (size_t i = 0; i < pointers; i++) {
         char letter = f->letters[place[i]];
-        if (!is_written(letter) && !strchr("tLgTQVl", letter)) continue;
+        if (!is_written(letter) && !strchr("tLgTQVCl", letter)) continue;
         uintptr_t a[MOST_ARGUMENTS] = {0};
         make_own();
         prepare_places(f);
@@ -402,8 +407,8 @@ static void bad_structs(const struct function *f) {
     static alignas(64) uint64_t words[1024];
     for (size_t place = 0; f->letters[place]; place++) {
         char letter = f->letters[place];
-        if (!strchr("lTQVIFWRG", letter)) continue;
-        size_t count = letter == 'l' ? sizeof own.load / 8 : letter == 'T' ? sizeof own.text_options / 8 : letter == 'Q' ? sizeof own.seq_options / 8 : letter == 'V' ? sizeof own.beam / 8 : 1;
+        if (!strchr("lTQVCIFWRG12", letter)) continue;
+        size_t count = letter == 'l' ? sizeof own.load / 8 : letter == 'T' ? sizeof own.text_options / 8 : letter == 'Q' ? sizeof own.seq_options / 8 : letter == 'V' ? sizeof own.beam / 8 : letter == 'C' ? sizeof own.embed / 8 : 1;
         for (size_t word = 0; word < count + 1; word++) {
             if (letter == 'l' && (word == 4 || word == 6 || word == 11)) continue;
             if (letter == 'T' && (word == 2 || word == 3)) continue;
@@ -416,12 +421,12 @@ static void bad_structs(const struct function *f) {
                 prepare_places(f);
                 sound_arguments(f, a);
                 memset(words, 0, sizeof words);
-                words[0] = letter == 'l' ? sizeof own.load : letter == 'T' ? sizeof own.text_options : letter == 'Q' ? sizeof own.seq_options : letter == 'V' ? sizeof own.beam : 0;
+                words[0] = letter == 'l' ? sizeof own.load : letter == 'T' ? sizeof own.text_options : letter == 'Q' ? sizeof own.seq_options : letter == 'V' ? sizeof own.beam : letter == 'C' ? sizeof own.embed : 0;
                 if (letter == 'l') words[2] = 1;
                 if (letter == 'V') words[1] = words[2] = 2;
                 if (word == count) words[0] += 8;
                 words[word] = e < EDGE_COUNT ? EDGES[e] : (e - EDGE_COUNT) * 8 / (e % 2 + 1);
-                if (strchr("IFWRG", letter)) {
+                if (strchr("IFWRG12", letter)) {
                     /* What is filled may be as large as it says, up to what a struct may be. */
                     if (words[0] >= 8 && words[0] <= 4096) { free_own(); continue; }
                     memcpy((void *)a[place], words, 8);

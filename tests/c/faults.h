@@ -5,9 +5,9 @@
  *   n how many of the pointer before (the function must refuse a size before it reads), N as n, but all would be read
  *   J H O v source of a grammar: JSON schema, GBNF, Lark, regular expression                             read
  *   b bytes of a file   h function that reads   j hook of a sampler   u what they are called with        read later
- *   o buffer   c its capacity   z place for a number or pointer   I F W R G structs to fill              written
+ *   o buffer   c its capacity   z place for a number or pointer   I F W R G 1 2 structs to fill          written
  *   m q a x y w p place for a new model, sequence, sampler, text stream, source, load, grammar    e place for the error
- *   l T Q V options of a load, text stream, sequence, beam search
+ *   l T Q V C options of a load, text stream, sequence, beam search, embedding
  *   d i f k a number: 64 bits, a token, flags, a file descriptor
  */
 #ifndef FAULTS_H
@@ -113,6 +113,11 @@ STATUS(seq_logits, H(0, metrale_seq), P(1), P(2), P(3))
 STATUS(seq_logprobs, H(0, metrale_seq), P(1), a[2], P(3), a[4], P(5), P(6), P(7))
 STATUS(seq_encode, H(0, metrale_seq), P(1), a[2], P(3))
 STATUS(seq_beam, H(0, metrale_seq), P(1), P(2), a[3], P(4), P(5), P(6))
+STATUS(model_fingerprint, H(0, metrale_model), P(1), a[2], P(3), P(4))
+STATUS(model_stats, H(0, metrale_model), P(1), P(2))
+STATUS(seq_stats, H(0, metrale_seq), P(1), P(2))
+STATUS(seq_shift, H(0, metrale_seq), a[1], a[2], P(3))
+STATUS(embed, H(0, metrale_model), P(1), a[2], P(3), P(4), a[5], P(6), P(7))
 
 #define F(name, letters, status) {"metrale_" #name, letters, status, call_##name}
 static const struct function FUNCTIONS[] = {
@@ -129,6 +134,8 @@ static const struct function FUNCTIONS[] = {
     F(seq_commit, "Sde", 1),       F(seq_match, "Stnze", 1),     F(seq_save, "Socze", 1),        F(seq_restore, "SBne", 1),
     F(prefill, "Stne", 1),         F(decode_step, "Lnoe", 1),    F(seq_feed, "Stne", 1),         F(step, "LndRe", 1),
     F(step_estimate, "Lnze", 1),   F(poll, "Sze", 1),            F(cancel, "Se", 1),             F(cancel_all, "Me", 1),
+    F(model_fingerprint, "Mocze", 1), F(model_stats, "M2e", 1), F(seq_stats, "S1e", 1),         F(seq_shift, "Sdde", 1),
+    F(embed, "MtnCocze", 1),
     F(seq_logits, "Szze", 1),      F(seq_logprobs, "StNoNooe", 1), F(seq_encode, "Stne", 1),    F(seq_beam, "SVoczze", 1),
     F(source_path, "Pfye", 1),     F(source_buffer, "bnfye", 1), F(source_fd, "kddfye", 1),      F(source_reader, "hudfye", 1),
     F(source_free, "Y", 0),        F(load_source, "Ylme", 1),    F(load_begin, "Ylwe", 1),       F(load_step, "ZdGme", 1),

@@ -41,7 +41,11 @@ int posix_memalign(void **out, size_t align, size_t size) {
 
 static const char *path;
 static metrale_model *model;
-static metrale_seq *witness, *seq;
+/* One that keeps beginnings of its sequences. */
+static metrale_model *keeper;
+static metrale_token LONG_PROMPT[50];
+static uint64_t kept[7];
+static metrale_seq *witness, *seq, *longer;
 static metrale_sampler *sampler;
 static metrale_text *stream;
 static uint64_t expected, after_prefill, after_step, after_stages;
@@ -161,6 +165,32 @@ static metrale_status do_sampler(void) {
     metrale_sampler_free(made);
     return status;
 }
+/* A fork's pages are copied before they are changed. */
+static metrale_status do_shift(void) {
+    metrale_seq *fork = NULL;
+    metrale_status status = metrale_seq_fork(longer, &fork, &err);
+    if (status >= 0) status = metrale_seq_shift(fork, 1, 20, &err);
+    metrale_seq_free(fork);
+    return status;
+}
+/* Prompts that begin alike: looking up, taking up, keeping and giving way, at the end of a prompt and of a sequence. */
+static metrale_status do_prefix(void) {
+    static metrale_token last;
+    metrale_seq *made = NULL;
+    LONG_PROMPT[40] = 300 + last++ % 7;
+    metrale_status status = metrale_seq_new(keeper, NULL, &made, &err);
+    if (status >= 0) status = metrale_prefill(made, LONG_PROMPT, 50, &err);
+    if (status >= 0) status = metrale_prefill(made, LONG_PROMPT, 30, &err);
+    uint64_t digest = status >= 0 ? digest_of(made) : 0;
+    metrale_seq_free(made);
+    if (status >= 0 && digest != kept[LONG_PROMPT[40] - 300]) {
+        fprintf(stderr, "a prompt was taken up wrongly\n");
+        exit(1);
+    }
+    return status;
+}
+static metrale_status do_embed(void) { return metrale_embed(model, PROMPT, 5, NULL, (float *)(void *)buffer, BUFFER / 4, &size, &err); }
+static metrale_status do_fingerprint(void) { return metrale_model_fingerprint(model, buffer, BUFFER, &size, &err); }
 /* Every stage there is: their buffers are made by the first token. */
 static int32_t looks(void *user, float *logits, size_t count, const metrale_token *history, size_t history_count) {
     (void)user, (void)logits, (void)history;
@@ -194,6 +224,8 @@ static const struct operation {
     {"seq_new", do_seq_new, NULL},       {"prefill", do_prefill, &after_prefill}, {"decode_step", do_decode, &after_step},
     {"feed", do_feed, NULL},             {"step", do_step, &after_step},          {"fork", do_fork, NULL},
     {"mark", do_mark, NULL},             {"save", do_save, NULL},                 {"restore", do_restore, NULL},
+    {"shift", do_shift, NULL},           {"prefix", do_prefix, NULL},
+    {"embed", do_embed, NULL},           {"fingerprint", do_fingerprint, NULL},
     {"sampling", do_sampling, NULL},     {"logprobs", do_logprobs, NULL},         {"tokenize", do_tokenize, NULL},
     {"detokenize", do_detokenize, NULL}, {"chat_render", do_render, NULL},        {"text_new", do_text_new, NULL},
     {"text_push", do_push, NULL},        {"sampler_new", do_sampler, NULL},       {"model_meta", do_meta, NULL},
@@ -268,6 +300,20 @@ int main(int argc, char **argv) {
     CHECK(metrale_decode_step(&seq, 1, &token, NULL) >= METRALE_OK);
     after_step = digest_of(seq);
     done();
+    for (int i = 0; i < 50; i++) LONG_PROMPT[i] = 259 + i * 37 % 200;
+    longer = new_seq(model, NULL);
+    OK(metrale_prefill(longer, LONG_PROMPT, 50, &err));
+    uint64_t long_digest = digest_of(longer);
+    for (metrale_token i = 0; i < 7; i++) {
+        metrale_seq *made = new_seq(model, NULL);
+        LONG_PROMPT[40] = 300 + i;
+        OK(metrale_prefill(made, LONG_PROMPT, 50, &err));
+        OK(metrale_prefill(made, LONG_PROMPT, 30, &err));
+        kept[i] = digest_of(made);
+        metrale_seq_free(made);
+    }
+    options.prefix_bytes = 150000;
+    OK(metrale_load(path, &options, &keeper, &err));
     fresh();
     CHECK(do_stages() >= METRALE_OK);
     after_stages = digest_of(seq);
@@ -279,6 +325,9 @@ int main(int argc, char **argv) {
         int last = strncmp(OPERATIONS[i].name, "load", 4) == 0 ? 0 : 1;
         for (int all = 0; all <= last; all++) sweep(&OPERATIONS[i], all, quick ? 50 : 400);
     }
+    CHECK(digest_of(longer) == long_digest);
+    metrale_seq_free(longer);
+    metrale_free(keeper);
     metrale_sampler_free(sampler);
     metrale_seq_free(witness);
     metrale_free(model);
