@@ -82,7 +82,11 @@ pub fn changelog(before: &Facts, now: &Facts) -> String {
         }
     }
     // A field of a struct that was there before.
-    let old = |key: &str| key.strip_prefix("field ").and_then(|key| key.split_once('.')).is_some_and(|(name, _)| before.contains_key(&format!("struct {name}")));
+    let old = |key: &str| {
+        key.strip_prefix("field ")
+            .and_then(|key| key.split_once('.'))
+            .is_some_and(|(name, _)| before.contains_key(&format!("struct {name}")))
+    };
     let fields: Vec<&str> =
         now.keys().filter(|key| !before.contains_key(*key) && old(key)).filter_map(|key| key.strip_prefix("field ")).collect();
     if !fields.is_empty() {
