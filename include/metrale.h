@@ -637,6 +637,8 @@ uint32_t metrale_version_number(void);
 
 // Whether a host compiled with this header can use this library: pass `METRALE_ABI_VERSION`. Worth calling first.
 // `METRALE_VERSION_MISMATCH` when it cannot. Any thread.
+//
+// Statuses: `METRALE_VERSION_MISMATCH` with both versions in `wanted` and `available`.
 metrale_status metrale_check_abi(uint32_t header_version, metrale_error **err);
 
 // How the library was built and what it found on this machine, as a JSON object: `version`, `abi`, `target`,
@@ -700,11 +702,15 @@ void metrale_runtime_free(metrale_runtime *runtime);
 
 // Fills `*out`, whose `struct_size` must be set, with what the runtime has taken of its allocator. Model files that are
 // mapped and stacks of threads are not counted. Any thread.
+//
+// Statuses: `METRALE_INVALID_HANDLE`, `METRALE_INVALID_ARGUMENT`.
 metrale_status metrale_runtime_memory(const metrale_runtime *runtime, metrale_memory_usage *out, metrale_error **err);
 
 // Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, experts that
 // can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
 // next ones pay for the memory anew. Any thread.
+//
+// Statuses: only `METRALE_INVALID_HANDLE`.
 metrale_status metrale_runtime_trim(metrale_runtime *runtime, metrale_error **err);
 
 // Changes where the runtime's log records go, and up to which level (`METRALE_LOG_*`; 0 is `METRALE_LOG_INFO`). NULL for
@@ -873,6 +879,7 @@ metrale_status metrale_load_begin(const metrale_source *source,
 // workspace are each one slice that cannot be cut. `METRALE_AGAIN` while there is more to do. `METRALE_OK` once, with the
 // model in `*out`, a handle for `metrale_free`. `progress`, which may be NULL, is filled in both cases. Steps may come
 // from different threads, one at a time; the progress callback runs inside of them.
+// One call at a time on a load.
 //
 // Statuses: as for `metrale_load_source`. After an error everything the load held is freed, and every further step
 // returns that error; after `METRALE_OK` a step is `METRALE_INVALID_STATE`. `METRALE_BUSY` while another thread steps.
@@ -897,6 +904,8 @@ metrale_status metrale_load_step_bytes(metrale_loading *loading,
 // running ends so after its slice; what the load held is freed then, or at once when none is running. `METRALE_DONE`: too
 // late, a step has handed out the model or is about to, and it is the host's. Cancelling again is `METRALE_OK`, and so is
 // cancelling a load that failed. Any thread, also inside a callback of the load.
+//
+// Statuses: `METRALE_OK`, `METRALE_DONE`, `METRALE_INVALID_HANDLE`.
 metrale_status metrale_load_cancel(metrale_loading *loading,
                                    metrale_error **err);
 
@@ -910,11 +919,15 @@ void metrale_loading_free(metrale_loading *loading);
 void metrale_free(metrale_model *model);
 
 // Makes another handle of the same model, for another owner; each is freed once. Any thread.
+//
+// Statuses: `METRALE_INVALID_HANDLE`, `METRALE_OUT_OF_MEMORY`.
 metrale_status metrale_model_retain(const metrale_model *model, metrale_model **out, metrale_error **err);
 
 // What the model is, as a JSON object: `model_type`, `architecture`, `parameters`, `layers`, `hidden`, `vocab`,
 // `context`, `compute`, `threads`, `bos`, `end_tokens` and more. `*out_json` is NUL-terminated; `out_len`, which may
 // be NULL, gets its length without the NUL. The text lives until this handle is freed. Any thread.
+//
+// Statuses: only `METRALE_INVALID_HANDLE`.
 metrale_status metrale_model_info(const metrale_model *model,
                                   const char **out_json,
                                   size_t *out_len,
@@ -924,6 +937,8 @@ metrale_status metrale_model_info(const metrale_model *model,
 // text as it is, everything else as JSON. `key` is NUL-terminated UTF-8. The value, without a NUL, goes to `out` and
 // its length to `*out_len`; when `capacity` is too small, only `*out_len` is written and the status is
 // `METRALE_MORE`. `METRALE_NOT_FOUND` for an unknown key. Any thread.
+//
+// Statuses: `METRALE_MORE`, `METRALE_NOT_FOUND`, `METRALE_INVALID_ARGUMENT`, `METRALE_OUT_OF_MEMORY`.
 metrale_status metrale_model_meta(const metrale_model *model,
                                   const char *key,
                                   uint8_t *out,
@@ -975,6 +990,8 @@ metrale_status metrale_detokenize(const metrale_model *model,
 
 // Exactly the bytes that one token adds to a text; a special token gives its literal text. Output as in
 // `metrale_tokenize`. Any thread.
+//
+// Statuses: `METRALE_MORE`, `METRALE_INVALID_TOKEN`, `METRALE_NOT_FOUND` when the model comes without a tokenizer.
 metrale_status metrale_token_bytes(const metrale_model *model,
                                    metrale_token token,
                                    uint8_t *out,
@@ -1021,6 +1038,9 @@ metrale_status metrale_text_push(metrale_text *text, metrale_token token, metral
 // Gives out what is held back: the beginning of a character (as U+FFFD) or of a stop string. Call it when the
 // sequence ends; the stream can go on afterwards, as if the text began there. Everything else is as in
 // `metrale_text_push`.
+// One call at a time on a stream.
+//
+// Statuses: `METRALE_INVALID_STATE`, `METRALE_BUSY`.
 metrale_status metrale_text_flush(metrale_text *text, metrale_text_piece *out, metrale_error **err);
 
 // Brings the stream back to its beginning; what was held back is dropped. One call at a time.
@@ -1073,6 +1093,7 @@ metrale_status metrale_grammar_json_schema(const metrale_model *model,
 
 // As `metrale_grammar_json_schema` for a grammar in GBNF: rules `name ::= ...`, the start is `root`. Where rules are recursive, parts
 // between them that are not take the longest text they can.
+// Any thread.
 //
 // Statuses: as `metrale_grammar_json_schema`.
 metrale_status metrale_grammar_gbnf(const metrale_model *model,
@@ -1083,6 +1104,7 @@ metrale_status metrale_grammar_gbnf(const metrale_model *model,
 
 // As `metrale_grammar_json_schema` for a grammar in Lark's notation: rules `name: ...`, terminals `NAME: ...`, the start is `start`.
 // Terminals take the longest text they can.
+// Any thread.
 //
 // Statuses: as `metrale_grammar_json_schema`.
 metrale_status metrale_grammar_lark(const metrale_model *model,
@@ -1093,6 +1115,7 @@ metrale_status metrale_grammar_lark(const metrale_model *model,
 
 // As `metrale_grammar_json_schema` for a regular expression, which the whole text matches. Unicode classes and counted repetitions are
 // fine; references back and look-around are not.
+// Any thread.
 //
 // Statuses: as `metrale_grammar_json_schema`.
 metrale_status metrale_grammar_regex(const metrale_model *model,
@@ -1111,6 +1134,7 @@ void metrale_grammar_free(metrale_grammar *grammar);
 //
 // When a step finds no token that goes on it returns `METRALE_NO_VALID_TOKEN`, after the end `METRALE_GRAMMAR_DONE`; the sequence is then
 // as before and usable, for example after lifting the grammar.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_MISMATCH` (the grammar was compiled for another model), `METRALE_BUSY`.
 metrale_status metrale_seq_grammar(metrale_seq *seq,
@@ -1141,6 +1165,7 @@ metrale_status metrale_seq_info(const metrale_seq *seq, metrale_sequence_info *o
 // Keeps the first `length` tokens and forgets the rest, exactly: what follows is as if they had never been there.
 // The sampler's generator stays where it is, a grammar goes back with the tokens. Refused without a change where the model's state cannot go back
 // (`METRALE_UNSUPPORTED`) and when the sequence is shorter (`METRALE_INVALID_ARGUMENT`).
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_BUSY`.
 metrale_status metrale_seq_truncate(metrale_seq *seq,
@@ -1167,6 +1192,7 @@ metrale_status metrale_seq_shift(metrale_seq *seq,
 
 // Changes how the sequence's next tokens are chosen, starting from the sampler's seed. NULL is greedy. The sampler is
 // copied and may be freed afterwards.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_INVALID_STATE` (its hook was not
 // set), `METRALE_BUSY`.
@@ -1185,6 +1211,7 @@ metrale_status metrale_seq_fork(const metrale_seq *seq,
 
 // Marks this point of the sequence. `*out_mark` is a number, never 0, for `metrale_seq_rollback` and `metrale_seq_commit`. A mark lasts
 // until it is committed or the sequence goes back to before it; meanwhile it keeps one recurrent state, where the model has one.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 metrale_status metrale_seq_mark(metrale_seq *seq,
@@ -1193,6 +1220,7 @@ metrale_status metrale_seq_mark(metrale_seq *seq,
 
 // Goes back to a mark, as often as wanted: tokens, state, logits, grammar and the sampler's generator are bit for bit what they were. Later
 // marks end; this one stays.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_INVALID_ARGUMENT` (no such mark), `METRALE_BUSY`.
 metrale_status metrale_seq_rollback(metrale_seq *seq,
@@ -1200,6 +1228,7 @@ metrale_status metrale_seq_rollback(metrale_seq *seq,
                                     metrale_error **err);
 
 // Keeps what came since a mark and gives the mark up.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_INVALID_ARGUMENT` (no such mark), `METRALE_BUSY`.
 metrale_status metrale_seq_commit(metrale_seq *seq, uint64_t mark, metrale_error **err);
@@ -1231,6 +1260,7 @@ metrale_status metrale_seq_save(const metrale_seq *seq,
 // state goes to where it was. Where the saved sequence followed a grammar, this one must have the same grammar set (compiled from
 // the same text; how far it was followed does not matter) and goes on in it from where it was saved; else a grammar in force is
 // lifted. Marks end. All or nothing: on error the sequence is as before.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_VERSION_MISMATCH` (written by another version of the library),
 // `METRALE_MISMATCH` (another model or other load options, with both fingerprints in the error; or another grammar), `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_LIMIT_EXCEEDED` (the way through the grammar
@@ -1243,6 +1273,7 @@ metrale_status metrale_seq_restore(metrale_seq *seq,
 // Reads the source text of an empty sequence of a model that translates (NLLB, M2M-100): `[language, text ..., end]` as tokens. Afterwards
 // prefill the decoder's first tokens (`[end, target language]`) and step or search. The source stays until the sequence
 // is freed or given another one while it is empty. On error the sequence is as before.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_UNSUPPORTED` (the model does not translate), `METRALE_INVALID_STATE` (the sequence holds tokens),
 // `METRALE_INVALID_ARGUMENT` (no token), `METRALE_INVALID_TOKEN`, `METRALE_CONTEXT_FULL`, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
@@ -1267,6 +1298,7 @@ metrale_status metrale_seq_beam(const metrale_seq *seq,
 
 // Appends `count` tokens to the sequence and computes what may follow them. Blocks until all are done; may be called
 // again to append more. No token is no change. On error the sequence is as before.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_INVALID_TOKEN` with the index of the first token outside the vocabulary,
 // `METRALE_CONTEXT_FULL` with the number that still fits, `METRALE_OUT_OF_MEMORY`, `METRALE_NUMERIC_FAULT`,
@@ -1276,6 +1308,7 @@ metrale_status metrale_prefill(metrale_seq *seq, const metrale_token *tokens, si
 // One token for each of `count` sequences of one model, computed together. For each sequence a token is chosen from
 // the row of logits after the tokens it holds, appended to it and written to the same place of `out_tokens`; the row
 // after it is then computed. A sequence may be listed once. With `count` 0 nothing happens.
+// One call at a time on a sequence.
 //
 // Returns `METRALE_DONE` when every sequence has just produced a token that ends generation, else `METRALE_OK`; in
 // both cases all tokens are written, and stepping on is allowed. On error every sequence (tokens, sampler) is as
@@ -1291,6 +1324,7 @@ metrale_status metrale_decode_step(metrale_seq *const *seqs,
 
 // Puts `count` tokens at the end of the sequence's queue, which `metrale_step` reads. Nothing is computed yet, and other
 // calls leave the queue alone. The tokens are copied. On error nothing has changed.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_INVALID_TOKEN` with the index of the first token outside the vocabulary, `METRALE_CONTEXT_FULL` with
 // the number that still fits, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
@@ -1310,6 +1344,7 @@ metrale_status metrale_seq_feed(metrale_seq *seq,
 // dropped, which costs its time and nothing else. So step all sequences of a model together, from one thread; a second
 // thread that steps gets no turn until the first returns. Blocking calls on other sequences may run meanwhile, and take
 // processor time from the step: one of their operations at a time is waited for, up to the budget.
+// One call at a time on a sequence.
 //
 // Returns `METRALE_AGAIN` when the budget ran out before some sequence was done, `METRALE_DONE` when every sequence has just
 // produced a token that ends generation, else `METRALE_OK`. In these cases all results are written; one sequence that
@@ -1326,6 +1361,7 @@ metrale_status metrale_step(metrale_seq *const *seqs,
 
 // About how many nanoseconds a `metrale_step` without a limit would take on these sequences now, learned from earlier steps;
 // before the first, a guess. Does not wait.
+// Safe beside other calls that take a const sequence.
 //
 // Statuses, with the index of the sequence: `METRALE_INVALID_ARGUMENT` (of another model), `METRALE_BUSY`.
 metrale_status metrale_step_estimate(metrale_seq *const *seqs,
@@ -1336,6 +1372,8 @@ metrale_status metrale_step_estimate(metrale_seq *const *seqs,
 // Whether `metrale_step` has something left to do for the sequence: `METRALE_AGAIN` when tokens wait in its queue or a token
 // is under way, else `METRALE_OK`. The number that waits goes to `*out_queued`, which may be NULL. Never waits: while another
 // call changes the sequence, this is `METRALE_BUSY`. Safe beside other calls that take a const sequence.
+//
+// Statuses: `METRALE_OK`, `METRALE_AGAIN`, `METRALE_BUSY`.
 metrale_status metrale_poll(const metrale_seq *seq,
                             size_t *out_queued,
                             metrale_error **err);

@@ -195,6 +195,7 @@ pub extern "C" fn metrale_load_begin(
 /// workspace are each one slice that cannot be cut. `METRALE_AGAIN` while there is more to do. `METRALE_OK` once, with the
 /// model in `*out`, a handle for `metrale_free`. `progress`, which may be NULL, is filled in both cases. Steps may come
 /// from different threads, one at a time; the progress callback runs inside of them.
+/// One call at a time on a load.
 ///
 /// Statuses: as for `metrale_load_source`. After an error everything the load held is freed, and every further step
 /// returns that error; after `METRALE_OK` a step is `METRALE_INVALID_STATE`. `METRALE_BUSY` while another thread steps.
@@ -267,6 +268,8 @@ fn as_host(progress: Progress) -> metrale_load_progress {
 /// running ends so after its slice; what the load held is freed then, or at once when none is running. `METRALE_DONE`: too
 /// late, a step has handed out the model or is about to, and it is the host's. Cancelling again is `METRALE_OK`, and so is
 /// cancelling a load that failed. Any thread, also inside a callback of the load.
+///
+/// Statuses: `METRALE_OK`, `METRALE_DONE`, `METRALE_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_load_cancel(loading: *mut metrale_loading, err: *mut *mut metrale_error) -> metrale_status {
     guard_status(err, || {

@@ -64,6 +64,8 @@ pub extern "C" fn metrale_free(model: *mut metrale_model) {
 }
 
 /// Makes another handle of the same model, for another owner; each is freed once. Any thread.
+///
+/// Statuses: `METRALE_INVALID_HANDLE`, `METRALE_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_model_retain(
     model: *const metrale_model,
@@ -81,6 +83,8 @@ pub extern "C" fn metrale_model_retain(
 /// What the model is, as a JSON object: `model_type`, `architecture`, `parameters`, `layers`, `hidden`, `vocab`,
 /// `context`, `compute`, `threads`, `bos`, `end_tokens` and more. `*out_json` is NUL-terminated; `out_len`, which may
 /// be NULL, gets its length without the NUL. The text lives until this handle is freed. Any thread.
+///
+/// Statuses: only `METRALE_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_model_info(
     model: *const metrale_model,
@@ -105,6 +109,8 @@ pub extern "C" fn metrale_model_info(
 /// text as it is, everything else as JSON. `key` is NUL-terminated UTF-8. The value, without a NUL, goes to `out` and
 /// its length to `*out_len`; when `capacity` is too small, only `*out_len` is written and the status is
 /// `METRALE_MORE`. `METRALE_NOT_FOUND` for an unknown key. Any thread.
+///
+/// Statuses: `METRALE_MORE`, `METRALE_NOT_FOUND`, `METRALE_INVALID_ARGUMENT`, `METRALE_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_model_meta(
     model: *const metrale_model,

@@ -66,6 +66,8 @@ pub extern "C" fn metrale_runtime_free(runtime: *mut metrale_runtime) {
 
 /// Fills `*out`, whose `struct_size` must be set, with what the runtime has taken of its allocator. Model files that are
 /// mapped and stacks of threads are not counted. Any thread.
+///
+/// Statuses: `METRALE_INVALID_HANDLE`, `METRALE_INVALID_ARGUMENT`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_runtime_memory(
     runtime: *const metrale_runtime,
@@ -91,6 +93,8 @@ pub extern "C" fn metrale_runtime_memory(
 /// Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, experts that
 /// can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
 /// next ones pay for the memory anew. Any thread.
+///
+/// Statuses: only `METRALE_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_runtime_trim(runtime: *mut metrale_runtime, err: *mut *mut metrale_error) -> metrale_status {
     guard(err, || {

@@ -144,6 +144,7 @@ pub extern "C" fn metrale_seq_info(
 /// Keeps the first `length` tokens and forgets the rest, exactly: what follows is as if they had never been there.
 /// The sampler's generator stays where it is, a grammar goes back with the tokens. Refused without a change where the model's state cannot go back
 /// (`METRALE_UNSUPPORTED`) and when the sequence is shorter (`METRALE_INVALID_ARGUMENT`).
+/// One call at a time on a sequence.
 ///
 /// Statuses: `METRALE_BUSY`.
 #[unsafe(no_mangle)]
@@ -202,6 +203,7 @@ pub extern "C" fn metrale_seq_shift(seq: *mut metrale_seq, from: usize, count: u
 
 /// Changes how the sequence's next tokens are chosen, starting from the sampler's seed. NULL is greedy. The sampler is
 /// copied and may be freed afterwards.
+/// One call at a time on a sequence.
 ///
 /// Statuses: `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_INVALID_STATE` (its hook was not
 /// set), `METRALE_BUSY`.
