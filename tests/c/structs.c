@@ -21,6 +21,7 @@ static void layout(void) {
     AT(metrale_load_progress, phase, 24);
     AT(metrale_memory_plan, weights, 8);
     AT(metrale_memory_plan, total, 48);
+    AT(metrale_memory_plan, source, 56);
     AT(metrale_seq_options, flags, 8);
     AT(metrale_seq_options, context, 16);
     AT(metrale_seq_options, sampler, 24);
