@@ -1,10 +1,10 @@
 //! Attention of queries over pages of keys and values, with a running maximum (online softmax; Milakov and Gimelshein, 2018).
 //!
-//! Positions come ascending in blocks of 128, cut at multiples of 128, and each query's arithmetic is the same whether it shares a block with
-//! other queries or not: a score is one chain over the key's elements, a weighted value one chain over positions. So tiles of up to six queries
+//! Positions come ascending, a page of 32 at a time, and each query's arithmetic is the same whether it shares a pass with other queries or
+//! not: a score is one chain over the key's elements, a weighted value one chain over positions. So tiles of up to six queries
 //! load each key and value once, as in a matrix product, and what only some of them see is added for each alone.
 //!
-//! Bound: the multiply-add rate; exponentials and rescaling take a tenth to a fifth beside it.
+//! Bound: the multiply-add rate; exponentials and rescaling take a fifth to a third beside it.
 #![allow(unsafe_code)] // Reads pages through pointers that the caller vouches for.
 
 use super::lane::{Lanes, Registers, Tile};
@@ -18,8 +18,8 @@ pub const PAGE: usize = 32;
 pub const QUERIES: usize = 32;
 /// Most elements of a value; scratch lies on the stack.
 pub const VALUE_DIM: usize = 512;
-/// Positions that share a step of the running maximum.
-const BLOCK: usize = 4 * PAGE;
+/// Positions that share a step of the running maximum; whole pages.
+const BLOCK: usize = PAGE;
 /// Elements of weighted values that are gathered at a time.
 const GATHERED: usize = 4 * VALUE_DIM;
 

@@ -101,16 +101,18 @@ impl Lanes for Avx512 {
     unsafe fn exp_below(x: Self::F) -> Self::F {
         // SAFETY: see above.
         unsafe {
-            // As `vector::exp_below`; what falls below the smallest normal number is flushed by the scaling, or by the mode the workers set.
-            let x = _mm512_max_ps(_mm512_set1_ps(-200.0), x);
-            let n = _mm512_roundscale_ps::<8>(_mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E)));
-            let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(vector::LN2_HIGH), x);
+            // As `vector::exp_below`, bit for bit.
+            let inside = _mm512_max_ps(_mm512_set1_ps(vector::LEAST), x);
+            let magic = _mm512_set1_ps(vector::MAGIC);
+            let n = _mm512_sub_ps(_mm512_fmadd_ps(inside, _mm512_set1_ps(std::f32::consts::LOG2_E), magic), magic);
+            let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(vector::LN2_HIGH), inside);
             let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(vector::LN2_LOW), r);
             let mut p = _mm512_set1_ps(vector::SERIES[0]);
             for c in &vector::SERIES[1..] {
                 p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
             }
-            _mm512_scalef_ps(p, n)
+            let seen = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(vector::LEAST));
+            _mm512_maskz_scalef_ps(seen, p, n)
         }
     }
     #[inline(always)]

@@ -304,13 +304,13 @@ pub(super) fn exp_sum<S: Lanes>(shift: f32, x: &mut [f32]) -> f32 {
 }
 
 /// Adding it rounds to an integer, which then stands in the low bits: 1.5 * 2^23.
-const MAGIC: f32 = 12_582_912.0;
+pub(super) const MAGIC: f32 = 12_582_912.0;
 /// ln 2 in two parts, of which the first has few enough bits for an exact product with a small integer.
 pub(super) const LN2_HIGH: f32 = 0.693_359_4;
 pub(super) const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Largest argument with a finite exponential, smallest with a normal one.
 const MOST: f32 = 88.722_84;
-const LEAST: f32 = -87.336_54;
+pub(super) const LEAST: f32 = -87.336_54;
 
 /// The series of exp to the seventh power, highest first: the next term is below 6e-9 for |r| <= ln 2 / 2.
 pub(super) const SERIES: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
