@@ -16,6 +16,8 @@
  *            that this library does not know must be zero.
  * Bytes      Texts are (pointer, length) and need no terminator unless the function says so. Pointers that a call
  *            borrows are read during the call only.
+ * Memory     A host that lends an allocator (metrale_runtime_new) gets every request for memory of the models loaded
+ *            with it and of all that is made of them. Mapped model files and stacks of threads are the system's.
  * Silence    Nothing is printed, no signal handler is set, no thread starts before a model is loaded.
  *
  * Not in the library's hands: the kernel's out-of-memory killer, and SIGBUS when another process shortens a file that

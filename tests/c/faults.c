@@ -24,12 +24,14 @@ static struct {
     metrale_sampler *sampler;
     metrale_text *text;
     metrale_error *error;
+    metrale_runtime *runtime;
     metrale_seq *list[1];
     metrale_sampler_stage stages[2];
     metrale_load_options load;
     metrale_text_options text_options;
     metrale_seq_options seq_options;
     metrale_beam_options beam;
+    metrale_runtime_options runtime_options;
 } own;
 
 /* Memory that is really there for every size below 2^32 tokens: pages of zeros. */
@@ -64,6 +66,8 @@ static void make_own(void) {
     OK(metrale_sampler_new(own.stages, 2, 1, &own.sampler, &err));
     OK(metrale_text_new(model, NULL, &own.text, &err));
     own.error = an_error();
+    OK(metrale_runtime_new(NULL, &own.runtime, &err));
+    own.runtime_options.struct_size = sizeof own.runtime_options;
     own.list[0] = own.seq;
     own.load.struct_size = sizeof own.load;
     own.load.threads = 1;
@@ -80,11 +84,12 @@ static void free_own(void) {
     metrale_sampler_free(own.sampler);
     metrale_text_free(own.text);
     metrale_error_free(own.error);
+    metrale_runtime_free(own.runtime);
 }
 
-static int is_handle(char c) { return strchr("MSAXE", c) != NULL; }
+static int is_handle(char c) { return strchr("MSAXEU", c) != NULL; }
 static int is_number(char c) { return strchr("nNcdif", c) != NULL; }
-static int is_written(char c) { return strchr("zIFWRmqax", c) != NULL; }
+static int is_written(char c) { return strchr("zIFWRGmqaxu", c) != NULL; }
 
 /* A sound argument. */
 static uintptr_t sound(char letter, char before, int index) {
@@ -94,6 +99,9 @@ static uintptr_t sound(char letter, char before, int index) {
     case 'A': return (uintptr_t)own.sampler;
     case 'X': return (uintptr_t)own.text;
     case 'E': return (uintptr_t)own.error;
+    case 'U': return (uintptr_t)own.runtime;
+    case 'O': return (uintptr_t)&own.runtime_options;
+    case 'k': return (uintptr_t)&own;
     case 'L': return (uintptr_t)own.list;
     case 't': return (uintptr_t)PROMPT;
     case 's': return (uintptr_t)TEXT;
@@ -141,6 +149,7 @@ static void prepare_places(const struct function *f) {
         case 'F': size = sizeof(metrale_memory_plan); break;
         case 'W': size = sizeof(metrale_text_piece); break;
         case 'R': size = sizeof(metrale_step_result); break;
+        case 'G': size = sizeof(metrale_memory_usage); break;
         case 'o': memset(buffers[i], 0xA5, 64); break;
         default: break;
         }
@@ -152,12 +161,13 @@ static void prepare_places(const struct function *f) {
 static void free_results(const struct function *f, const uintptr_t *a) {
     for (size_t i = 0; f->letters[i]; i++) {
         void *handle = NULL;
-        if (!strchr("mqax", f->letters[i]) || a[i] == 0) continue;
+        if (!strchr("mqaxu", f->letters[i]) || a[i] == 0) continue;
         memcpy(&handle, (void *)a[i], sizeof handle);
         switch (f->letters[i]) {
         case 'm': metrale_free(handle); break;
         case 'q': metrale_seq_free(handle); break;
         case 'a': metrale_sampler_free(handle); break;
+        case 'u': metrale_runtime_free(handle); break;
         default: metrale_text_free(handle);
         }
     }
@@ -223,7 +233,7 @@ static void bad_pointers(const struct function *f) {
     }
     for (size_t i = 0; i < pointers; i++) {
         char letter = f->letters[place[i]];
-        if (!is_written(letter) && !strchr("tLgTQVl", letter)) continue;
+        if (!is_written(letter) && !strchr("tLgTQVlO", letter)) continue;
         uintptr_t a[MOST_ARGUMENTS] = {0};
         make_own();
         prepare_places(f);
@@ -237,11 +247,12 @@ static void bad_pointers(const struct function *f) {
 
 /* Numbers that are no handle of the wanted kind; `n` of them. */
 static size_t bad_handles(char kind, uintptr_t *out) {
-    uintptr_t live[5] = {(uintptr_t)own.model, (uintptr_t)own.seq, (uintptr_t)own.sampler, (uintptr_t)own.text, (uintptr_t)own.error};
-    const char *kinds = "MSAXE";
+    uintptr_t live[6] = {(uintptr_t)own.model, (uintptr_t)own.seq,   (uintptr_t)own.sampler,
+                         (uintptr_t)own.text,  (uintptr_t)own.error, (uintptr_t)own.runtime};
+    const char *kinds = "MSAXEU";
     size_t n = 0;
     uintptr_t right = 0;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         if (kinds[i] == kind) right = live[i];
         else out[n++] = live[i];
     }
@@ -250,6 +261,10 @@ static size_t bad_handles(char kind, uintptr_t *out) {
     metrale_sampler *stale_sampler = NULL;
     metrale_text *stale_text = NULL;
     metrale_error *stale_error = an_error();
+    metrale_runtime *stale_runtime = NULL;
+    OK(metrale_runtime_new(NULL, &stale_runtime, &err));
+    metrale_runtime_free(stale_runtime);
+    out[n++] = (uintptr_t)stale_runtime;
     OK(metrale_model_retain(model, &stale_model, &err));
     OK(metrale_seq_fork(witness, &stale_seq, &err));
     OK(metrale_sampler_new(NULL, 0, 1, &stale_sampler, &err));
@@ -329,10 +344,11 @@ static void bad_structs(const struct function *f) {
     static alignas(64) uint64_t words[1024];
     for (size_t place = 0; f->letters[place]; place++) {
         char letter = f->letters[place];
-        if (!strchr("lTQVIFWR", letter)) continue;
-        size_t count = letter == 'l' ? sizeof own.load / 8 : letter == 'T' ? sizeof own.text_options / 8 : letter == 'Q' ? sizeof own.seq_options / 8 : letter == 'V' ? sizeof own.beam / 8 : 1;
+        if (!strchr("lTQVOIFWRG", letter)) continue;
+        size_t count = letter == 'l' ? sizeof own.load / 8 : letter == 'T' ? sizeof own.text_options / 8 : letter == 'Q' ? sizeof own.seq_options / 8 : letter == 'V' ? sizeof own.beam / 8 : letter == 'O' ? sizeof own.runtime_options / 8 : 1;
         for (size_t word = 0; word < count + 1; word++) {
-            if (letter == 'l' && (word == 4 || word == 6)) continue;
+            if (letter == 'l' && (word == 4 || word == 6 || word == 11)) continue;
+            if (letter == 'O' && word == 6) continue;
             if (letter == 'T' && (word == 2 || word == 3)) continue;
             for (size_t e = 0; e < EDGE_COUNT + 80; e++) {
                 uintptr_t a[MOST_ARGUMENTS] = {0};
@@ -343,12 +359,12 @@ static void bad_structs(const struct function *f) {
                 prepare_places(f);
                 sound_arguments(f, a);
                 memset(words, 0, sizeof words);
-                words[0] = letter == 'l' ? sizeof own.load : letter == 'T' ? sizeof own.text_options : letter == 'Q' ? sizeof own.seq_options : letter == 'V' ? sizeof own.beam : 0;
+                words[0] = letter == 'l' ? sizeof own.load : letter == 'T' ? sizeof own.text_options : letter == 'Q' ? sizeof own.seq_options : letter == 'V' ? sizeof own.beam : letter == 'O' ? sizeof own.runtime_options : 0;
                 if (letter == 'l') words[2] = 1;
                 if (letter == 'V') words[1] = words[2] = 2;
                 if (word == count) words[0] += 8;
                 words[word] = e < EDGE_COUNT ? EDGES[e] : (e - EDGE_COUNT) * 8 / (e % 2 + 1);
-                if (strchr("IFWR", letter)) {
+                if (strchr("IFWRG", letter)) {
                     /* What is filled may be as large as it says, up to what a struct may be. */
                     if (words[0] >= 8 && words[0] <= 4096) { free_own(); continue; }
                     memcpy((void *)a[place], words, 8);
@@ -365,7 +381,7 @@ static void bad_structs(const struct function *f) {
 
 /* Random calls on objects that live and die at random. */
 enum { POOL = 6 };
-static struct { uintptr_t handle; uint64_t digest; } pool[5][POOL];
+static struct { uintptr_t handle; uint64_t digest; } pool[6][POOL];
 static uint64_t state = 88172645463325252u;
 
 static uint64_t pick(uint64_t below) {
@@ -375,7 +391,9 @@ static uint64_t pick(uint64_t below) {
     return (state >> 11) % below;
 }
 
-static int pool_of(char letter) { return (int)(strchr("MSAXE", letter) - "MSAXE"); }
+static const char KINDS[] = "MSAXEU";
+
+static int pool_of(char letter) { return (int)(strchr(KINDS, letter) - KINDS); }
 
 /* A sequence's digest, or 0 when the handle is none. */
 static uint64_t digest_or_none(uintptr_t handle) {
@@ -386,7 +404,7 @@ static uint64_t digest_or_none(uintptr_t handle) {
 
 static void random_walk(uint64_t rounds) {
     static const uint64_t SMALL[] = {0, 1, 2, 3, 5, 40, 511, 512, 0xffffffffffffffff, 0x8000000000000000};
-    for (int k = 0; k < 5; k++)
+    for (int k = 0; k < 6; k++)
         for (int i = 0; i < POOL; i++) pool[k][i].handle = 0;
     for (uint64_t round = 0; round < rounds; round++) {
         const struct function *f = &FUNCTIONS[pick(FUNCTION_COUNT)];
@@ -409,10 +427,10 @@ static void random_walk(uint64_t rounds) {
         for (size_t i = 0; f->letters[i]; i++) {
             char c = f->letters[i];
             if (is_handle(c)) {
-                int k = pick(12) ? pool_of(c) : (int)pick(5);
+                int k = pick(12) ? pool_of(c) : (int)pick(6);
                 a[i] = pool[k][pick(POOL)].handle;
             } else if (c == 'L') {
-                for (int k = 0; k < 3; k++) list[k] = (metrale_seq *)pool[pick(20) ? 1 : pick(5)][pick(POOL)].handle;
+                for (int k = 0; k < 3; k++) list[k] = (metrale_seq *)pool[pick(20) ? 1 : pick(6)][pick(POOL)].handle;
                 a[i] = (uintptr_t)list;
             } else if (c == 'n' || c == 'N') {
                 if (f->letters[i - 1] == 'L') a[i] = f->letters[i + 1] == 'd' ? 1 : pick(4);
@@ -433,10 +451,10 @@ static void random_walk(uint64_t rounds) {
                 if (digest_or_none(pool[1][i].handle) != pool[1][i].digest) FAIL("status %d, and a sequence has changed", (int)status);
         }
         for (size_t i = 0; f->letters[i] && f->status && status >= 0; i++) {
-            if (!strchr("mqax", f->letters[i])) continue;
+            if (!strchr("mqaxu", f->letters[i])) continue;
             uintptr_t made;
             memcpy(&made, (void *)a[i], sizeof made);
-            int k = f->letters[i] == 'm' ? 0 : f->letters[i] == 'q' ? 1 : f->letters[i] == 'a' ? 2 : 3;
+            int k = f->letters[i] == 'm' ? 0 : f->letters[i] == 'q' ? 1 : f->letters[i] == 'a' ? 2 : f->letters[i] == 'u' ? 5 : 3;
             pool[k][pick(POOL)].handle = made;
         }
         /* Errors are objects too: some are kept. */

@@ -1,11 +1,12 @@
 /* Every exported function with the kinds of its arguments, one letter each, so that tests can make arguments up:
  *
- *   M model   S sequence   A sampler   X text stream   E error       handles
+ *   M model   S sequence   A sampler   X text stream   E error   U runtime       handles
  *   L handles of sequences           t tokens   s text   r chat request   B saved state   g stages   P path   K key   read
  *   n how many of the pointer before (the function must refuse a size before it reads), N as n, but all would be read
- *   o buffer   c its capacity   z place for a number or pointer   I F W R structs to fill                written
- *   m q a x place for a new model, sequence, sampler, text stream    e place for the error
- *   l T Q V options of a load, text stream, sequence, beam search                   d i f a number: 64 bits, a token, flags
+ *   o buffer   c its capacity   z place for a number or pointer   I F W R G structs to fill              written
+ *   m q a x u place for a new model, sequence, sampler, text stream, runtime    e place for the error
+ *   l T Q V O options of a load, text stream, sequence, beam search, runtime        d i f a number: 64 bits, a token, flags
+ *   k a function for log records and what it gets
  */
 #ifndef FAULTS_H
 #define FAULTS_H
@@ -46,6 +47,14 @@ VALUE(error_wanted, H(0, metrale_error), P(1))
 VALUE(error_available, H(0, metrale_error), P(1))
 VALUE(error_retry, H(0, metrale_error))
 NOTHING(error_free, H(0, metrale_error))
+STATUS(runtime_new, P(0), P(1), P(2))
+NOTHING(runtime_free, H(0, metrale_runtime))
+STATUS(runtime_memory, H(0, metrale_runtime), P(1), P(2))
+STATUS(runtime_trim, H(0, metrale_runtime), P(1))
+static void ignore_record(void *user, uint32_t level, metrale_status status, const uint8_t *text, size_t len) {
+    (void)user, (void)level, (void)status, (void)text, (void)len;
+}
+STATUS(runtime_log_set, H(0, metrale_runtime), (uint32_t)a[1], a[2] ? ignore_record : NULL, P(3), P(4))
 STATUS(model_probe, P(0), P(1), a[2], P(3), P(4))
 STATUS(plan, P(0), P(1), a[2], P(3), P(4))
 STATUS(load, P(0), P(1), P(2), P(3))
@@ -104,6 +113,8 @@ static const struct function FUNCTIONS[] = {
     F(seq_commit, "Sde", 1),       F(seq_match, "Stnze", 1),     F(seq_save, "Socze", 1),        F(seq_restore, "SBne", 1),
     F(prefill, "Stne", 1),         F(decode_step, "Lnoe", 1),    F(seq_feed, "Stne", 1),         F(step, "LndRe", 1),
     F(step_estimate, "Lnze", 1),   F(poll, "Sze", 1),            F(cancel, "Se", 1),             F(cancel_all, "Me", 1),
+    F(runtime_new, "Oue", 1),      F(runtime_free, "U", 0),       F(runtime_memory, "UGe", 1),    F(runtime_trim, "Ue", 1),
+    F(runtime_log_set, "Ufkke", 1),
     F(seq_logits, "Szze", 1),      F(seq_logprobs, "StNoNooe", 1), F(seq_encode, "Stne", 1),    F(seq_beam, "SVoczze", 1),
 };
 enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof FUNCTIONS[0] };
