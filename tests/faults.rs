@@ -79,7 +79,9 @@ fn folder() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("faults-folder");
     std::fs::create_dir_all(&folder).expect("a folder can be made");
     let fixtures = root().join("tests/fixtures");
-    for file in ["models/llama/config.json", "models/llama/model.safetensors", "stories260k/tokenizer.json", "stories260k/tokenizer_config.json"] {
+    for file in
+        ["models/llama/config.json", "models/llama/model.safetensors", "stories260k/tokenizer.json", "stories260k/tokenizer_config.json"]
+    {
         let from = fixtures.join(file);
         std::fs::copy(&from, folder.join(from.file_name().expect("it has a name"))).expect("the fixture is there");
     }
