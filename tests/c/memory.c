@@ -39,19 +39,19 @@ static metrale_load_options load_options(void) {
 }
 
 /* The calls. Each leaves the sequence as its `digest` says when it succeeds; NULL for unchanged. */
-static metrale_status loaded(metrale_status status, metrale_model *made) {
-    metrale_free(made);
-    return status;
-}
 static metrale_status do_load(void) {
     metrale_load_options options = load_options();
     metrale_model *made = NULL;
-    return loaded(metrale_load(path, &options, &made, &err), made);
+    metrale_status status = metrale_load(path, &options, &made, &err);
+    metrale_free(made);
+    return status;
 }
 static metrale_status do_load_folder(void) {
     metrale_load_options options = load_options();
     metrale_model *made = NULL;
-    return loaded(metrale_load(folder, &options, &made, &err), made);
+    metrale_status status = metrale_load(folder, &options, &made, &err);
+    metrale_free(made);
+    return status;
 }
 static int64_t read_at(void *user, uint64_t offset, void *into, size_t len) {
     memcpy(into, (uint8_t *)user + offset, len);
@@ -62,7 +62,8 @@ static metrale_status from_source(metrale_source *from) {
     metrale_model *made = NULL;
     metrale_status status = metrale_load_source(from, &options, &made, &err);
     metrale_source_free(from);
-    return loaded(status, made);
+    metrale_free(made);
+    return status;
 }
 static metrale_status do_load_reader(void) {
     metrale_source *from = NULL;
@@ -95,7 +96,8 @@ static metrale_status do_load_steps(void) {
     do status = metrale_load_step(loading, 0, NULL, &made, &err);
     while (status == METRALE_AGAIN);
     metrale_loading_free(loading);
-    return loaded(status, made);
+    metrale_free(made);
+    return status;
 }
 static metrale_status do_plan(void) {
     metrale_load_options options = load_options();
@@ -185,7 +187,9 @@ static metrale_status do_info(void) {
 static metrale_status do_meta(void) { return metrale_model_meta(model, "vocab", buffer, BUFFER, &size, &err); }
 static metrale_status do_retain(void) {
     metrale_model *made = NULL;
-    return loaded(metrale_model_retain(model, &made, &err), made);
+    metrale_status status = metrale_model_retain(model, &made, &err);
+    metrale_free(made);
+    return status;
 }
 typedef metrale_status compile_fn(const metrale_model *, const uint8_t *, size_t, metrale_grammar **, metrale_error **);
 static metrale_status compiles(compile_fn *compile, const metrale_model *of, const char *text) {
