@@ -2,6 +2,7 @@
  * from the n-th on, for every n until the call needs no more; and all of them on a thread that was never here before. The
  * process lives; the status is METRALE_OUT_OF_MEMORY, or a success; after an error the sequence is bit for bit what it was, and
  * after a success it is what it should be; the host's allocator has back what the call took. The last line holds the counts. */
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <unistd.h>
 
@@ -395,6 +396,7 @@ int main(int argc, char **argv) {
     path = arguments(argc, argv);
     folder = getenv("FOLDER") ? getenv("FOLDER") : path;
     setvbuf(stdout, NULL, _IOLBF, 0);
+    CHECK(dl_iterate_phdr(find_library, NULL) == 1 && library_end > library_start);
     CHECK((buffer = __libc_malloc(BUFFER)) != NULL && (saved = __libc_malloc(BUFFER)) != NULL);
     FILE *f = fopen(path, "rb");
     CHECK(f != NULL && fseek(f, 0, SEEK_END) == 0);
