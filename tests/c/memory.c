@@ -201,6 +201,7 @@ static metrale_status compiles(compile_fn *compile, const metrale_model *of, con
 }
 static metrale_status do_schema(void) { return compiles(metrale_grammar_json_schema, model, SCHEMA); }
 static metrale_status do_gbnf(void) { return compiles(metrale_grammar_gbnf, model, GBNF); }
+static metrale_status do_lark(void) { return compiles(metrale_grammar_lark, model, "start: /[a-c]+/ (\" x\" | \" y\")~2..5"); }
 static metrale_status do_regex(void) { return compiles(metrale_grammar_regex, model, "[0-9]{3}-[a-c]{2,400}"); }
 static metrale_status do_first_grammar(void) { return compiles(metrale_grammar_regex, other, "[0-9]+"); }
 static metrale_status do_error(void) {
@@ -254,6 +255,7 @@ static const struct operation {
     {"model_retain", do_retain, NULL, NULL, 0},
     {"grammar_json_schema", do_schema, NULL, NULL, 0},
     {"grammar_gbnf", do_gbnf, NULL, NULL, 0},
+    {"grammar_lark", do_lark, NULL, NULL, 0},
     {"grammar_regex", do_regex, NULL, NULL, 0},
     {"first grammar", do_first_grammar, NULL, with_other, 1},
     {"error_detail", do_error, NULL, NULL, 0},
