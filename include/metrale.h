@@ -16,6 +16,8 @@
  *            that this library does not know must be zero.
  * Bytes      Texts are (pointer, length) and need no terminator unless the function says so. Pointers that a call
  *            borrows are read during the call only.
+ * Memory     A host that lends an allocator (metrale_runtime_new) gets every request for memory of the models loaded
+ *            with it and of all that is made of them. Mapped model files and stacks of threads are the system's.
  * Silence    Nothing is printed, no signal handler is set, no thread starts before a model is loaded.
  *
  * Not in the library's hands: the kernel's out-of-memory killer, and SIGBUS when another process shortens a file that
@@ -858,7 +860,7 @@ metrale_status metrale_load(const char *path,
 // freed afterwards. Any thread; several loads of one source may run at once.
 //
 // Statuses: as for `metrale_load`; `METRALE_IO` names what a reader did not give, with its offset;
-// `METRALE_UNSUPPORTED` for one safetensors file, or one part of a split GGUF, that comes neither by path nor in a folder.
+// `METRALE_UNSUPPORTED` for safetensors bytes, and parts of a split GGUF, that do not come by path.
 metrale_status metrale_load_source(const metrale_source *source,
                                    const metrale_load_options *options,
                                    metrale_model **out,

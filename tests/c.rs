@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// One program for each noun.
-const PROGRAMS: [&str; 17] = [
+const PROGRAMS: [&str; 18] = [
     "library", "errors", "model", "source", "parts", "text", "sequence", "state", "prefix", "step", "embed", "sampler", "grammar",
-    "structs", "stack", "threads", "teardown",
+    "structs", "stack", "threads", "teardown", "runtime",
 ];
 
 fn root() -> &'static Path {

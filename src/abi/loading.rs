@@ -146,7 +146,7 @@ const SLICE_MOST: usize = 8 << 20;
 /// freed afterwards. Any thread; several loads of one source may run at once.
 ///
 /// Statuses: as for `metrale_load`; `METRALE_IO` names what a reader did not give, with its offset;
-/// `METRALE_UNSUPPORTED` for one safetensors file, or one part of a split GGUF, that comes neither by path nor in a folder.
+/// `METRALE_UNSUPPORTED` for safetensors bytes, and parts of a split GGUF, that do not come by path.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_load_source(
     source: *const metrale_source,

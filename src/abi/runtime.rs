@@ -10,6 +10,7 @@ use super::status::metrale_status;
 use super::types::*;
 use super::versioned;
 use crate::bail;
+use crate::engine;
 use crate::error::{Error, Kind, Result};
 use crate::runtime::{self, Hooks, Level, Runtime, Settings, Sink};
 
@@ -45,6 +46,7 @@ pub extern "C" fn metrale_runtime_new(
         if hooks.is_some() && !runtime::ALLOCATES {
             bail!(Unsupported, "this build leaves memory to the program it is linked into");
         }
+        engine::warm()?;
         let sink = sink(host.log_level, host.log, host.log_user)?;
         let Some(runtime) = Runtime::new(&Settings { hooks, cap: host.memory_cap }) else {
             bail!(OutOfMemory, "a runtime does not fit into what its allocator and memory_cap allow");

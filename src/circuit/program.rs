@@ -13,9 +13,10 @@ use crate::backend::cpu::pause::{Control, Pause};
 use crate::backend::cpu::pool::{Pool, Worker};
 use crate::backend::cpu::simd::{self, Table};
 use crate::error::Result;
-use crate::ops::{Batch, Frame, Op, Port, Scratch, Turn, Value, Weight, exchange};
+use crate::ops::{Batch, Frame, Op, Port, Scratch, Turn, Value, Weight, lend};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// An operation and the earlier ones it must not overtake.
 #[derive(Debug)]
@@ -73,8 +74,8 @@ impl Progress {
 /// The memory programs run in; large enough for any program it is used with.
 pub struct Workspace {
     memory: Buffer,
-    /// Buffers of the thread that calls, kept here between its runs.
-    scratch: Scratch,
+    /// Buffers of each worker, kept here between runs.
+    scratch: Vec<Mutex<Scratch>>,
 }
 
 impl Workspace {
@@ -82,7 +83,16 @@ impl Workspace {
     pub fn new(bytes: usize) -> Result<Workspace> {
         let mut memory = Buffer::new(bytes.max(64), "workspace")?;
         memory.touch();
-        Ok(Workspace { memory, scratch: Scratch::default() })
+        Ok(Workspace { memory, scratch: Vec::new() })
+    }
+
+    /// Has buffers for each of `workers`.
+    fn fit(&mut self, workers: usize) -> Result<()> {
+        if self.scratch.len() < workers {
+            crate::error::reserve(&mut self.scratch, workers, "the buffers of workers")?;
+            self.scratch.resize_with(workers, Mutex::default);
+        }
+        Ok(())
     }
 
     /// Its size.
@@ -164,7 +174,8 @@ impl Program {
         control: Control<'_>,
     ) -> Result<Outcome> {
         progress.fit(pool.count())?;
-        let mut scratch = std::mem::take(&mut workspace.scratch);
+        workspace.fit(pool.count())?;
+        let scratch = std::mem::take(&mut workspace.scratch);
         let frame = self.frame(workspace, batch, weights, simd::table());
         let (pause, opened) = (Pause::new(control), AtomicUsize::new(progress.open));
         let fresh = !progress.begun;
@@ -213,11 +224,10 @@ impl Program {
                 }
                 worker.barrier();
             }
-            job(worker);
+            let mut mine = scratch[worker.index()].lock().unwrap_or_else(PoisonError::into_inner);
+            lend(&mut mine, || job(worker));
         };
-        exchange(&mut scratch);
         let ran = pool.run_unless(&|| pause.due(), &begin);
-        exchange(&mut scratch);
         workspace.scratch = scratch;
         match ran {
             Ok(true) => {}

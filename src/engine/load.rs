@@ -14,7 +14,7 @@ use super::shift::Keys;
 use crate::backend::cpu::pool::{Pool, lock_unless};
 use crate::cache::{PagePool, State, StatePool};
 use crate::error::{Error, Kind, Result};
-use crate::ops::Weight;
+use crate::ops::{ExpertCache, Weight};
 use crate::options::LoadOptions;
 use crate::sampling::Vocabulary;
 use crate::text::{ChatTemplate, Tokenizer};
@@ -32,6 +32,8 @@ pub struct Engine {
     pub(super) info: Info,
     pub(super) plan: Plan,
     pub(super) weights: Vec<Weight>,
+    /// Packed experts that are kept, where they stay in their file.
+    pub(super) experts: Arc<ExpertCache>,
     pub(super) pool: Pool,
     pub(super) runner: Mutex<Runner>,
     pub(super) stepper: Mutex<Stepper>,
@@ -125,6 +127,7 @@ impl Engine {
     pub fn trim(&self) {
         self.pools.iter().for_each(|pool| pool.trim());
         self.states.trim();
+        self.experts.trim();
     }
 
     /// Bytes of weights one decode step reads: matrices, but not tables of which a row is looked up.

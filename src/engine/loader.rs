@@ -197,7 +197,7 @@ impl Weights {
     }
 
     fn finish(self: Box<Self>, tokenizer: Result<Arc<Tokenizer>>, end_tokens: Vec<i32>) -> Result<Arc<Engine>> {
-        let Weights { prepared, plan, pool, weights, mut programs, .. } = *self;
+        let Weights { prepared, plan, pool, weights, experts, mut programs, .. } = *self;
         let dims = prepared.model.dims();
         let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, dims.vocab)?);
         let zero = states.zero()?;
@@ -242,6 +242,7 @@ impl Weights {
             info,
             plan,
             weights,
+            experts,
             pool,
             runner,
             stepper,

@@ -34,6 +34,7 @@ mod shift;
 mod snapshot;
 mod synthetic;
 mod vocabulary;
+mod warm;
 
 pub use crate::cache::TreeCounts;
 pub use beam::{BeamOptions, Hypothesis, beam};
@@ -53,3 +54,4 @@ pub use precision::{Scheduled, precision};
 pub use scheduler::{StepState, Stepped, step, step_estimate};
 pub use sequence::{Mark, Sequence, SequenceOptions};
 pub use snapshot::Snapshot;
+pub use warm::warm;

@@ -1,7 +1,10 @@
-//! Buffers a worker keeps from one operation to the next: they grow once and are then used again, so a step allocates nothing.
+//! Buffers a worker has from one operation to the next: they grow once and are then used again, so a step allocates nothing. They
+//! belong to the workspace, not to the thread, which may be the host's and outlive the model.
+
+#![allow(unsafe_code)] // what is lent is reached through a pointer of the thread
 
 use crate::backend::cpu::activations::Q8Block;
-use std::cell::RefCell;
+use std::cell::Cell;
 
 /// One thread's buffers. An operation may use any of them; nothing survives it.
 #[derive(Default)]
@@ -14,25 +17,35 @@ pub struct Scratch {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    /// What was lent to this thread and is not in use; NULL for nothing. Without a destructor, which a host's thread would run at its end.
+    static LENT: Cell<*mut Scratch> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+/// Puts back what was there before, also when a panic passes.
+struct Before(*mut Scratch);
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        LENT.set(self.0);
+    }
+}
+
+/// Runs `f`, whose operations on this thread use `scratch`.
+pub fn lend<R>(scratch: &mut Scratch, f: impl FnOnce() -> R) -> R {
+    let _before = Before(LENT.replace(scratch));
+    f()
 }
 
 /// Runs `f` with this thread's buffers.
 pub(super) fn with<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
-    SCRATCH.with(|s| match s.try_borrow_mut() {
-        Ok(mut s) => f(&mut s),
-        // An operation inside an operation: it gets buffers of its own.
-        Err(_) => f(&mut Scratch::default()),
-    })
-}
-
-/// Exchanges this thread's buffers for others: a thread of the host's must not keep what belongs to a model.
-pub fn exchange(other: &mut Scratch) {
-    SCRATCH.with(|s| {
-        if let Ok(mut s) = s.try_borrow_mut() {
-            std::mem::swap(&mut *s, other);
-        }
-    });
+    let lent = LENT.replace(std::ptr::null_mut());
+    if lent.is_null() {
+        // An operation inside an operation, or outside of a program: it gets buffers of its own.
+        return f(&mut Scratch::default());
+    }
+    let _before = Before(lent);
+    // SAFETY: `lend` holds the only reference while this thread runs its closure, and nothing else here has the pointer meanwhile.
+    f(unsafe { &mut *lent })
 }
 
 /// The first `n` elements of a buffer that is used again, whatever they hold.

@@ -27,6 +27,7 @@ static struct {
     metrale_error *error;
     metrale_source *source;
     metrale_loading *loading;
+    metrale_runtime *runtime;
     metrale_seq *list[1];
     metrale_grammar *grammar;
     metrale_sampler_stage stages[3];
@@ -35,6 +36,7 @@ static struct {
     metrale_seq_options seq_options;
     metrale_beam_options beam;
     metrale_embed_options embed;
+    metrale_runtime_options lent;
 } own;
 
 /* Memory that is really there for every size below 2^32 tokens: pages of zeros. */
@@ -96,6 +98,8 @@ static void make_own(void) {
     own.grammar = grammar;
     OK(metrale_text_new(model, NULL, &own.text, &err));
     own.error = an_error();
+    OK(metrale_runtime_new(NULL, &own.runtime, &err));
+    own.lent.struct_size = sizeof own.lent;
     own.list[0] = own.seq;
     own.load.struct_size = sizeof own.load;
     own.load.threads = 1;
@@ -117,16 +121,17 @@ static void free_own(void) {
     metrale_error_free(own.error);
     metrale_source_free(own.source);
     metrale_loading_free(own.loading);
+    metrale_runtime_free(own.runtime);
 }
 
 /* What handles are of, and the places for new ones in the same order; nothing makes an error but a failure. */
-static const char KINDS[] = "MSAXYZDE", MADE[] = "mqaxywp";
+static const char KINDS[] = "MSAXYZUDE", MADE[] = "mqaxyw6p";
 enum { KIND_COUNT = sizeof KINDS - 1 };
 
 static int is_handle(char c) { return strchr(KINDS, c) != NULL; }
 static int is_made(char c) { return strchr(MADE, c) != NULL; }
 static int is_number(char c) { return strchr("nNcdifk", c) != NULL; }
-static int is_written(char c) { return strchr("zIFWRG12", c) != NULL || is_made(c); }
+static int is_written(char c) { return strchr("zIFWRG125", c) != NULL || is_made(c); }
 
 /* A sound argument. */
 static uintptr_t sound(char letter, char before, int index) {
@@ -139,6 +144,9 @@ static uintptr_t sound(char letter, char before, int index) {
     case 'Y': return (uintptr_t)own.source;
     case 'Z': return (uintptr_t)own.loading;
     case 'D': return (uintptr_t)own.grammar;
+    case 'U': return (uintptr_t)own.runtime;
+    case '4': return (uintptr_t)&own.lent;
+    case '3': return (uintptr_t)&own;
     case 'J': return (uintptr_t)SCHEMA;
     case 'H': return (uintptr_t)GBNF;
     case 'O': return (uintptr_t)LARK;
@@ -204,6 +212,7 @@ static void prepare_places(const struct function *f) {
         case 'G': size = sizeof(metrale_load_progress); break;
         case '1': size = sizeof(metrale_stats); break;
         case '2': size = sizeof(metrale_model_counts); break;
+        case '5': size = sizeof(metrale_memory_usage); break;
         case 'o': memset(buffers[i], 0xA5, 64); break;
         default: break;
         }
@@ -220,6 +229,7 @@ static void free_handle(char made, void *handle) {
     case 'y': metrale_source_free(handle); break;
     case 'w': metrale_loading_free(handle); break;
     case 'p': metrale_grammar_free(handle); break;
+    case '6': metrale_runtime_free(handle); break;
     default: metrale_text_free(handle);
     }
 }
@@ -295,7 +305,7 @@ static void bad_pointers(const struct function *f) {
     }
     for (size_t i = 0; i < pointers; i++) {
         char letter = f->letters[place[i]];
-        if (!is_written(letter) && !strchr("tLgTQVCl", letter)) continue;
+        if (!is_written(letter) && !strchr("tLgTQVCl4", letter)) continue;
         uintptr_t a[MOST_ARGUMENTS] = {0};
         make_own();
         prepare_places(f);
@@ -322,6 +332,8 @@ static size_t bad_handles(char kind, uintptr_t *out) {
     metrale_text *stale_text = NULL;
     metrale_source *stale_source = NULL;
     metrale_loading *stale_loading = NULL;
+    metrale_runtime *stale_runtime = NULL;
+    OK(metrale_runtime_new(NULL, &stale_runtime, &err));
     metrale_error *stale_error = an_error();
     OK(metrale_model_retain(model, &stale_model, &err));
     OK(metrale_seq_fork(witness, &stale_seq, &err));
@@ -329,7 +341,7 @@ static size_t bad_handles(char kind, uintptr_t *out) {
     OK(metrale_text_new(model, NULL, &stale_text, &err));
     OK(metrale_source_path(path, 0, &stale_source, &err));
     OK(metrale_load_begin(stale_source, NULL, &stale_loading, &err));
-    void *stale[] = {stale_model, stale_seq, stale_sampler, stale_text, stale_source, stale_loading};
+    void *stale[] = {stale_model, stale_seq, stale_sampler, stale_text, stale_source, stale_loading, stale_runtime};
     for (size_t i = 0; i < sizeof stale / sizeof *stale; i++) {
         free_handle(MADE[i], stale[i]);
         out[n++] = (uintptr_t)stale[i];
@@ -407,10 +419,11 @@ static void bad_structs(const struct function *f) {
     static alignas(64) uint64_t words[1024];
     for (size_t place = 0; f->letters[place]; place++) {
         char letter = f->letters[place];
-        if (!strchr("lTQVCIFWRG12", letter)) continue;
-        size_t count = letter == 'l' ? sizeof own.load / 8 : letter == 'T' ? sizeof own.text_options / 8 : letter == 'Q' ? sizeof own.seq_options / 8 : letter == 'V' ? sizeof own.beam / 8 : letter == 'C' ? sizeof own.embed / 8 : 1;
+        if (!strchr("lTQVC4IFWRG125", letter)) continue;
+        size_t count = letter == 'l' ? sizeof own.load / 8 : letter == 'T' ? sizeof own.text_options / 8 : letter == 'Q' ? sizeof own.seq_options / 8 : letter == 'V' ? sizeof own.beam / 8 : letter == 'C' ? sizeof own.embed / 8 : letter == '4' ? sizeof own.lent / 8 : 1;
         for (size_t word = 0; word < count + 1; word++) {
             if (letter == 'l' && (word == 4 || word == 6 || word == 11)) continue;
+            if (letter == '4' && word == 6) continue;
             if (letter == 'T' && (word == 2 || word == 3)) continue;
             for (size_t e = 0; e < EDGE_COUNT + 80; e++) {
                 uintptr_t a[MOST_ARGUMENTS] = {0};
@@ -421,12 +434,12 @@ static void bad_structs(const struct function *f) {
                 prepare_places(f);
                 sound_arguments(f, a);
                 memset(words, 0, sizeof words);
-                words[0] = letter == 'l' ? sizeof own.load : letter == 'T' ? sizeof own.text_options : letter == 'Q' ? sizeof own.seq_options : letter == 'V' ? sizeof own.beam : letter == 'C' ? sizeof own.embed : 0;
+                words[0] = letter == 'l' ? sizeof own.load : letter == 'T' ? sizeof own.text_options : letter == 'Q' ? sizeof own.seq_options : letter == 'V' ? sizeof own.beam : letter == 'C' ? sizeof own.embed : letter == '4' ? sizeof own.lent : 0;
                 if (letter == 'l') words[2] = 1;
                 if (letter == 'V') words[1] = words[2] = 2;
                 if (word == count) words[0] += 8;
                 words[word] = e < EDGE_COUNT ? EDGES[e] : (e - EDGE_COUNT) * 8 / (e % 2 + 1);
-                if (strchr("IFWRG12", letter)) {
+                if (strchr("IFWRG125", letter)) {
                     /* What is filled may be as large as it says, up to what a struct may be. */
                     if (words[0] >= 8 && words[0] <= 4096) { free_own(); continue; }
                     memcpy((void *)a[place], words, 8);

@@ -7,20 +7,20 @@
 
 use super::barrier::{Barrier, Padded, Poisoned, wait_until};
 use super::flush::FlushGuard;
-use crate::error::{Error, Kind, Result};
-use crate::{bail, ensure, runtime};
+use crate::error::Result;
+use crate::runtime::{self, Thread};
+use crate::{bail, ensure};
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::thread::JoinHandle;
 
 /// Threads that compute together: the caller of [`Pool::run`] and its workers.
 pub struct Pool {
     shared: Arc<Shared>,
-    workers: Vec<JoinHandle<()>>,
+    workers: Vec<Thread>,
     /// One run at a time; a second caller waits here.
     running: Mutex<()>,
 }
@@ -100,14 +100,13 @@ impl Pool {
         for index in 1..count {
             let shared = Arc::clone(&pool.shared);
             let runtime = runtime::current();
-            let worker = std::thread::Builder::new()
-                .name(format!("metrale-{index}"))
-                .stack_size(STACK)
-                .spawn(move || {
-                    let _scope = runtime::enter(runtime);
-                    work(&shared, index);
-                })
-                .map_err(|e| Error::new(Kind::OutOfMemory, format!("worker thread {index} of {count} could not be started: {e}")))?;
+            let work = move || {
+                let _scope = runtime::enter(runtime);
+                work(&shared, index);
+            };
+            let Some(worker) = Thread::start(&format!("metrale-{index}"), STACK, work) else {
+                bail!(OutOfMemory, "worker thread {index} of {count} could not be started");
+            };
             pool.workers.push(worker);
         }
         Ok(pool)
@@ -162,8 +161,7 @@ impl Drop for Pool {
         unsafe { *self.shared.job.get() = None };
         self.shared.next_epoch();
         for worker in self.workers.drain(..) {
-            // A worker catches every panic, so there is nothing to report.
-            let _ = worker.join();
+            worker.join();
         }
     }
 }
@@ -371,6 +369,7 @@ impl Drop for SignalMask {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Kind;
     use std::time::{Duration, Instant};
 
     fn add(counter: &AtomicUsize, n: usize) {
