@@ -15,7 +15,7 @@ use super::runner::{Runner, Shape};
 use super::scheduler::Stepper;
 use super::synthetic::Random;
 use super::vocabulary;
-use crate::backend::cpu::pool::{Pool, available_threads};
+use crate::backend::cpu::pool::{Pool, Team};
 use crate::backend::cpu::simd;
 use crate::bail;
 use crate::cache::{PagePool, StateLayout, StatePool};
@@ -40,6 +40,7 @@ pub struct Progress {
 /// A load in progress.
 pub struct Loader {
     options: LoadOptions,
+    team: Option<Team>,
     stage: Stage,
     /// Of the last stage that counts bytes.
     progress: Progress,
@@ -75,7 +76,13 @@ impl Loader {
     pub fn new(input: Input, options: &LoadOptions) -> Loader {
         let reading = Reading::new(input);
         let progress = Progress { done_bytes: 0, total_bytes: reading.total(), phase: "reading" };
-        Loader { options: options.clone(), stage: Stage::Reading(Box::new(reading)), progress }
+        Loader { options: options.clone(), team: None, stage: Stage::Reading(Box::new(reading)), progress }
+    }
+
+    /// Computes with threads of `team`, instead of own ones.
+    pub fn with_team(mut self, team: Option<Team>) -> Loader {
+        self.team = team;
+        self
     }
 
     /// How far it is.
@@ -101,7 +108,7 @@ impl Loader {
                 Stage::Pool(Box::new(prepared))
             }
             Stage::Pool(prepared) => {
-                let weights = Weights::new(*prepared, &self.options)?;
+                let weights = Weights::new(*prepared, &self.options, self.team.take())?;
                 self.progress.total_bytes = weights.plan.weights;
                 Stage::Weights(Box::new(weights))
             }
@@ -127,11 +134,13 @@ impl Loader {
 }
 
 impl Weights {
-    fn new(prepared: Prepared, options: &LoadOptions) -> Result<Weights> {
+    fn new(prepared: Prepared, options: &LoadOptions, team: Option<Team>) -> Result<Weights> {
         let plan = prepared.plan(1)?;
         preflight::check_memory(&plan, prepared.context, options.memory)?;
-        let threads = if options.threads == 0 { available_threads() } else { options.threads };
-        let pool = Pool::new(threads)?;
+        let pool = match team {
+            Some(team) => Pool::of(team, options.threads),
+            None => Pool::new(options.threads)?,
+        };
         let supply = match options.synthetic {
             Some(synthetic) => Supply::Random(Random::new(synthetic)),
             None => Supply::Checkpoint(Arc::clone(&prepared.checkpoint)),

@@ -34,7 +34,7 @@ pub use explain::{Bodies, Captured, explain};
 pub use forward::forward;
 pub use generate::{Chooser, decode_step};
 pub use info::{Info, Probe, probe};
-pub use load::{Engine, load, load_from};
+pub use load::{Engine, load, load_from, load_with};
 pub use loader::{Loader, Progress};
 pub use plan::{Plan, plan};
 pub use precision::{Scheduled, precision};
