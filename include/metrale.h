@@ -30,6 +30,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// `METRALE_LOG_INFO`.
+#define METRALE_LOG_DEFAULT 0
+
+// The reason of each error that a call returns.
+#define METRALE_LOG_ERROR 1
+
+// What works less well than it should.
+#define METRALE_LOG_WARNING 2
+
+// What is being done, such as the phases of a load.
+#define METRALE_LOG_INFO 3
+
+// For developers of the library.
+#define METRALE_LOG_DEBUG 4
+
 // A path or file is read into memory while it is loaded, rather than mapped. The file may change afterwards, and
 // shortening it meanwhile is an error rather than SIGBUS. Its bytes stay in memory as long as the model.
 #define METRALE_SOURCE_READ 1
@@ -113,6 +128,9 @@ typedef struct metrale_loading metrale_loading;
 // A loaded model: immutable, shared by its sequences, safe to use from any number of threads at once.
 typedef struct metrale_model metrale_model;
 
+// What a host lends models: an allocator, a limit of memory, a log. Models that name none use the system's memory.
+typedef struct metrale_runtime metrale_runtime;
+
 // A recipe for choosing tokens: immutable, may serve any number of sequences.
 typedef struct metrale_sampler metrale_sampler;
 
@@ -130,6 +148,63 @@ typedef struct metrale_text metrale_text;
 // are errors, after which nothing has changed and no output was written. A later library may return codes that
 // this header does not name; their sign still tells.
 typedef int32_t metrale_status;
+
+// Gives `size` bytes, at least 1, at a multiple of `align`, a power of two; NULL when there are none, which ends the
+// call in `METRALE_OUT_OF_MEMORY`. Called on any thread, also on several at once, during calls on the runtime's objects
+// and on threads of its models. It calls no function of this library, and it returns: no exception and no `longjmp`
+// leaves it.
+typedef void *(*metrale_alloc_fn)(void *user, size_t size, size_t align);
+
+// Takes back what `metrale_alloc_fn` gave for this `size` and `align`. Otherwise as that.
+typedef void (*metrale_free_fn)(void *user, void *pointer, size_t size, size_t align);
+
+// Gets a log record: its level (`METRALE_LOG_*`), the status of the call that failed (`METRALE_OK` where none did), and
+// `len` bytes of UTF-8 without a NUL or line end, which live during the call. Called on the thread that has something
+// to say, on several at once where several have; nothing is recorded of what the function itself does with this
+// library. It returns: no exception and no `longjmp` leaves it.
+typedef void (*metrale_log_fn)(void *user, uint32_t level, metrale_status status, const uint8_t *text, size_t len);
+
+// How to make a runtime. Zero is the default of every field.
+typedef struct {
+    // `sizeof(metrale_runtime_options)` as the host was compiled.
+    size_t struct_size;
+    // No flag exists yet.
+    uint64_t flags;
+    // Where memory comes from, or NULL with `free` for the system's.
+    metrale_alloc_fn alloc;
+    // Where it goes back.
+    metrale_free_fn free;
+    // Handed to `alloc` and `free`.
+    void *alloc_user;
+    // Most bytes that may be taken at once; 0 for no limit. What would pass it is `METRALE_OUT_OF_MEMORY`.
+    uint64_t memory_cap;
+    // Where log records go, or NULL; `metrale_runtime_log_set` changes it.
+    metrale_log_fn log;
+    // Handed to `log`.
+    void *log_user;
+    // `METRALE_LOG_*`: the last level that is recorded.
+    uint32_t log_level;
+    // Must be zero.
+    uint32_t reserved;
+} metrale_runtime_options;
+
+// Bytes that a runtime has taken of its allocator. Set `struct_size` before the call.
+typedef struct {
+    // `sizeof(metrale_memory_usage)` as the host was compiled.
+    size_t struct_size;
+    // Bytes taken and not given back.
+    uint64_t live;
+    // The most that were ever live.
+    uint64_t peak;
+    // The limit; 0 for none.
+    uint64_t cap;
+    // Of the live bytes: packed weights.
+    uint64_t weights;
+    // Of the live bytes: pages of caches and recurrent states.
+    uint64_t cache;
+    // The rest of the live bytes.
+    uint64_t other;
+} metrale_memory_usage;
 
 // Called while a model loads, on the thread that loads. Both numbers are those of the phase; `total_bytes` is 0 while
 // it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped),
@@ -159,6 +234,18 @@ typedef struct {
     const char *synthetic;
     // Seed of the random weights.
     uint64_t synthetic_seed;
+    // The runtime that the model and all that is made of it belong to, which they keep; NULL for none: the system's
+    // memory, uncounted.
+    const metrale_runtime *runtime;
+    // Most bytes the plan of the model with one sequence may take; 0 takes what the machine has free. A plan beyond it
+    // is `METRALE_OUT_OF_MEMORY` before weights are read, with the bytes wanted and available.
+    uint64_t memory;
+    // Leaves routed experts in their file and keeps at most this many bytes of them packed, those met most often; 0
+    // takes `METRALE_EXPERT_BYTES` from the environment, else packs all of them at load.
+    uint64_t expert_bytes;
+    // Types that matrices are multiplied in where they are to differ from the file's: rules `<where>=<type>` parted by
+    // commas, `"layers.0-3.mlp=f32,head=bf16"`. NULL takes `METRALE_PRECISION` from the environment. Copied.
+    const char *precision;
 } metrale_load_options;
 
 // Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -451,6 +538,41 @@ bool metrale_error_retry(const metrale_error *err);
 
 // Frees an error and ends the life of its strings. NULL and handles that are none are ignored. Any thread.
 void metrale_error_free(metrale_error *err);
+
+// Makes a runtime: an allocator, a limit of memory and a place for log records, for the models that are loaded with it
+// (`metrale_load_options.runtime`) and all that is made of them. `options` may be NULL: the system's memory, counted. On
+// success `*out` is a handle for `metrale_runtime_free`. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (one of `alloc` and `free` without the other), `METRALE_UNKNOWN_OPTION`,
+// `METRALE_OUT_OF_MEMORY`, `METRALE_UNSUPPORTED` (an allocator, in a build whose memory is not the library's to direct).
+metrale_status metrale_runtime_new(const metrale_runtime_options *options,
+                                   metrale_runtime **out,
+                                   metrale_error **err);
+
+// Gives up a runtime. Models loaded with it, and all that was made of them, keep it: the host's functions may be called
+// until the last of those, and of the errors their calls returned, is freed and no call is running. NULL and handles
+// that are none are ignored. Any thread.
+void metrale_runtime_free(metrale_runtime *runtime);
+
+// Fills `*out`, whose `struct_size` must be set, with what the runtime has taken of its allocator. Model files that are
+// mapped and stacks of threads are not counted. Any thread.
+metrale_status metrale_runtime_memory(const metrale_runtime *runtime, metrale_memory_usage *out, metrale_error **err);
+
+// Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, experts that
+// can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
+// next ones pay for the memory anew. Any thread.
+metrale_status metrale_runtime_trim(metrale_runtime *runtime, metrale_error **err);
+
+// Changes where the runtime's log records go, and up to which level (`METRALE_LOG_*`; 0 is `METRALE_LOG_INFO`). NULL for
+// `log` is silence, as at first. A record that is being written on another thread may still reach the function that was
+// set before. Any thread.
+//
+// Statuses: `METRALE_UNKNOWN_OPTION` (there is no such level).
+metrale_status metrale_runtime_log_set(metrale_runtime *runtime,
+                                       uint32_t level,
+                                       metrale_log_fn log,
+                                       void *user,
+                                       metrale_error **err);
 
 // What a model file or folder holds, from its headers alone, as a JSON object: `format`, `model_type`, `parameters`,
 // `bytes`, `context`, `vocab`, `tensors` and more. The text, without a NUL, goes to `out` and its length to

@@ -129,9 +129,9 @@ pub extern "C" fn metrale_load_source(
 ) -> metrale_status {
     guard(err, || {
         let out = pointer::out(out, "out")?;
-        let input = handle::get(source)?.input.clone();
         let host = versioned::read(options)?;
         let options = load_options(&host)?;
+        let input = handle::get(source)?.input.clone();
         let mut reporter = reporter(host.progress, host.user);
         let progress = reporter.as_mut().map(|r| r as &mut dyn FnMut(Progress) -> ControlFlow<()>);
         let engine = engine::load_from(input, &options, progress)?;
@@ -154,9 +154,9 @@ pub extern "C" fn metrale_load_begin(
 ) -> metrale_status {
     guard(err, || {
         let out = pointer::out(out, "out")?;
-        let input = handle::get(source)?.input.clone();
         let host = versioned::read(options)?;
-        let loader = Loader::new(input, &load_options(&host)?);
+        let options = load_options(&host)?;
+        let loader = Loader::new(handle::get(source)?.input.clone(), &options);
         let work = Work { progress: loader.progress(), loader: Some(loader), callback: host.progress, user: host.user, failure: None };
         out.set(handle::insert(Arc::new(LoadingObject { state: AtomicU8::new(RUNNING), work: Mutex::new(work) }))?);
         Ok(())

@@ -57,7 +57,7 @@ pub extern "C" fn metrale_seq_mark(seq: *mut metrale_seq, out_mark: *mut u64, er
         let object = handle::get(seq)?;
         let mut state = object.exclusive()?;
         let state = &mut *state;
-        state.marks.try_reserve(1).map_err(|_| Error::new(Kind::OutOfMemory, "a sequence's list of marks"))?;
+        crate::error::reserve(&mut state.marks, 1, "a sequence's list of marks")?;
         let mark = HostMark { number: state.next_mark, mark: state.sequence.mark()?, chooser: state.chooser.fork() };
         state.next_mark += 1;
         out.set(mark.number);

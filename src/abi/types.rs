@@ -9,6 +9,7 @@ use super::grammar::GrammarObject;
 use super::handle::opaque;
 use super::loading::LoadingObject;
 use super::model::ModelObject;
+use super::runtime::RuntimeObject;
 use super::sampler::SamplerObject;
 use super::sequence::SequenceObject;
 use super::source::SourceObject;
@@ -60,6 +61,11 @@ pub struct metrale_loading {
     _opaque: [u8; 0],
 }
 
+/// What a host lends models: an allocator, a limit of memory, a log. Models that name none use the system's memory.
+pub struct metrale_runtime {
+    _opaque: [u8; 0],
+}
+
 opaque!(metrale_error, ErrorObject, 1, "error");
 opaque!(metrale_model, ModelObject, 2, "model");
 opaque!(metrale_seq, SequenceObject, 3, "sequence");
@@ -68,6 +74,79 @@ opaque!(metrale_text, TextObject, 5, "text stream");
 opaque!(metrale_grammar, GrammarObject, 6, "grammar");
 opaque!(metrale_source, SourceObject, 7, "source");
 opaque!(metrale_loading, LoadingObject, 8, "load");
+opaque!(metrale_runtime, RuntimeObject, 9, "runtime");
+
+/// Gives `size` bytes, at least 1, at a multiple of `align`, a power of two; NULL when there are none, which ends the
+/// call in `METRALE_OUT_OF_MEMORY`. Called on any thread, also on several at once, during calls on the runtime's objects
+/// and on threads of its models. It calls no function of this library, and it returns: no exception and no `longjmp`
+/// leaves it.
+pub type metrale_alloc_fn = Option<unsafe extern "C" fn(user: *mut c_void, size: usize, align: usize) -> *mut c_void>;
+
+/// Takes back what `metrale_alloc_fn` gave for this `size` and `align`. Otherwise as that.
+pub type metrale_free_fn = Option<unsafe extern "C" fn(user: *mut c_void, pointer: *mut c_void, size: usize, align: usize)>;
+
+/// Gets a log record: its level (`METRALE_LOG_*`), the status of the call that failed (`METRALE_OK` where none did), and
+/// `len` bytes of UTF-8 without a NUL or line end, which live during the call. Called on the thread that has something
+/// to say, on several at once where several have; nothing is recorded of what the function itself does with this
+/// library. It returns: no exception and no `longjmp` leaves it.
+pub type metrale_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: u32, status: metrale_status, text: *const u8, len: usize)>;
+
+/// `METRALE_LOG_INFO`.
+pub const METRALE_LOG_DEFAULT: u32 = 0;
+/// The reason of each error that a call returns.
+pub const METRALE_LOG_ERROR: u32 = 1;
+/// What works less well than it should.
+pub const METRALE_LOG_WARNING: u32 = 2;
+/// What is being done, such as the phases of a load.
+pub const METRALE_LOG_INFO: u32 = 3;
+/// For developers of the library.
+pub const METRALE_LOG_DEBUG: u32 = 4;
+
+/// How to make a runtime. Zero is the default of every field.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_runtime_options {
+    /// `sizeof(metrale_runtime_options)` as the host was compiled.
+    pub struct_size: usize,
+    /// No flag exists yet.
+    pub flags: u64,
+    /// Where memory comes from, or NULL with `free` for the system's.
+    pub alloc: metrale_alloc_fn,
+    /// Where it goes back.
+    pub free: metrale_free_fn,
+    /// Handed to `alloc` and `free`.
+    pub alloc_user: *mut c_void,
+    /// Most bytes that may be taken at once; 0 for no limit. What would pass it is `METRALE_OUT_OF_MEMORY`.
+    pub memory_cap: u64,
+    /// Where log records go, or NULL; `metrale_runtime_log_set` changes it.
+    pub log: metrale_log_fn,
+    /// Handed to `log`.
+    pub log_user: *mut c_void,
+    /// `METRALE_LOG_*`: the last level that is recorded.
+    pub log_level: u32,
+    /// Must be zero.
+    pub reserved: u32,
+}
+
+/// Bytes that a runtime has taken of its allocator. Set `struct_size` before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_memory_usage {
+    /// `sizeof(metrale_memory_usage)` as the host was compiled.
+    pub struct_size: usize,
+    /// Bytes taken and not given back.
+    pub live: u64,
+    /// The most that were ever live.
+    pub peak: u64,
+    /// The limit; 0 for none.
+    pub cap: u64,
+    /// Of the live bytes: packed weights.
+    pub weights: u64,
+    /// Of the live bytes: pages of caches and recurrent states.
+    pub cache: u64,
+    /// The rest of the live bytes.
+    pub other: u64,
+}
 
 /// Called while a model loads, on the thread that loads. Both numbers are those of the phase; `total_bytes` is 0 while
 /// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped),
@@ -133,6 +212,18 @@ pub struct metrale_load_options {
     pub synthetic: *const c_char,
     /// Seed of the random weights.
     pub synthetic_seed: u64,
+    /// The runtime that the model and all that is made of it belong to, which they keep; NULL for none: the system's
+    /// memory, uncounted.
+    pub runtime: *const metrale_runtime,
+    /// Most bytes the plan of the model with one sequence may take; 0 takes what the machine has free. A plan beyond it
+    /// is `METRALE_OUT_OF_MEMORY` before weights are read, with the bytes wanted and available.
+    pub memory: u64,
+    /// Leaves routed experts in their file and keeps at most this many bytes of them packed, those met most often; 0
+    /// takes `METRALE_EXPERT_BYTES` from the environment, else packs all of them at load.
+    pub expert_bytes: u64,
+    /// Types that matrices are multiplied in where they are to differ from the file's: rules `<where>=<type>` parted by
+    /// commas, `"layers.0-3.mlp=f32,head=bf16"`. NULL takes `METRALE_PRECISION` from the environment. Copied.
+    pub precision: *const c_char,
 }
 
 /// Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -299,6 +390,14 @@ unsafe impl Versioned for metrale_load_options {
 // SAFETY: as above.
 unsafe impl Versioned for metrale_load_progress {
     const NAME: &'static str = "metrale_load_progress";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_runtime_options {
+    const NAME: &'static str = "metrale_runtime_options";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_memory_usage {
+    const NAME: &'static str = "metrale_memory_usage";
 }
 // SAFETY: as above.
 unsafe impl Versioned for metrale_memory_plan {

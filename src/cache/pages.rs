@@ -5,8 +5,9 @@
 #![allow(unsafe_code)] // page memory is handed to operations as raw bytes; see `PageMemory`
 
 use crate::backend::cpu::arena::Buffer;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Result, reserve};
 use crate::ops::PAGE;
+use crate::runtime::Class;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Pages of one size, allocated in slabs and used again.
@@ -53,12 +54,11 @@ impl PagePool {
     fn take(self: &Arc<Self>) -> Result<Page> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if inner.free.is_empty() {
-            let out_of_memory = |_| Error::new(Kind::OutOfMemory, "a list of cache pages");
-            inner.slabs.try_reserve(1).map_err(out_of_memory)?;
+            reserve(&mut inner.slabs, 1, "a list of cache pages")?;
             // Room for every page there is, so that giving one back never allocates.
             let pages = (inner.slabs.len() + 1) * self.slab;
-            inner.free.try_reserve(pages).map_err(out_of_memory)?;
-            let slab = Buffer::new(self.page_bytes * self.slab, "a slab of cache pages")?;
+            reserve(&mut inner.free, pages, "a list of cache pages")?;
+            let slab = Buffer::of(Class::Cache, self.page_bytes * self.slab, "a slab of cache pages")?;
             let base = slab.as_ptr();
             inner.slabs.push(slab);
             // SAFETY: each page lies inside the slab just allocated.
@@ -66,6 +66,22 @@ impl PagePool {
         }
         let memory = inner.free.pop().expect("a slab was added when there was none");
         Ok(Page { memory, pool: Arc::clone(self) })
+    }
+
+    /// Gives up slabs of which no page is in use.
+    pub fn trim(&self) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let Inner { slabs, free } = &mut *inner;
+        free.sort_unstable_by_key(|page| page.0.addr());
+        slabs.retain(|slab| {
+            let start = slab.as_ptr().addr();
+            let unused = free.partition_point(|p| p.0.addr() < start)..free.partition_point(|p| p.0.addr() < start + slab.len());
+            if unused.len() < self.slab {
+                return true;
+            }
+            free.drain(unused);
+            false
+        });
     }
 
     /// Bytes of memory the pool holds.
@@ -115,7 +131,6 @@ impl LayerPages {
 
     /// Makes positions `from .. to` writable: pages exist, and those from the page of `from` on are held by nobody else.
     pub fn reserve(&mut self, from: usize, to: usize) -> Result<()> {
-        let out_of_memory = |_| Error::new(Kind::OutOfMemory, "a list of cache pages");
         for index in from / PAGE..to.div_ceil(PAGE) {
             if index < self.pages.len() {
                 if Arc::get_mut(&mut self.pages[index]).is_none() {
@@ -126,8 +141,8 @@ impl LayerPages {
                     self.pages[index] = Arc::new(copy);
                 }
             } else {
-                self.pages.try_reserve(1).map_err(out_of_memory)?;
-                self.pointers.try_reserve(1).map_err(out_of_memory)?;
+                reserve(&mut self.pages, 1, "a list of cache pages")?;
+                reserve(&mut self.pointers, 1, "a list of cache pages")?;
                 let page = self.pool.take()?;
                 self.pointers.push(page.memory.0);
                 self.pages.push(Arc::new(page));

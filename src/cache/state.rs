@@ -6,8 +6,9 @@
 #![allow(unsafe_code)] // states are handed to operations as raw pointers; see `SequenceState::pointers`
 
 use crate::backend::cpu::arena::Buffer;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, reserve};
 use crate::ops::{SlotSpec, StatePointers};
+use crate::runtime::Class;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -77,8 +78,15 @@ impl StatePool {
 
     /// The state before any token: zeros.
     pub fn zero(self: &Arc<Self>) -> Result<Arc<State>> {
-        let memory = Buffer::new(self.layout.floats() * 4, "a recurrent state")?;
+        let memory = Buffer::of(Class::Cache, self.layout.floats() * 4, "a recurrent state")?;
         Ok(Arc::new(State { memory: Some(memory), pool: Arc::clone(self) }))
+    }
+
+    /// Gives up states that nobody uses.
+    pub fn trim(&self) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.clear();
+        free.shrink_to_fit();
     }
 
     /// A state with the given floats, as many as the layout has.
@@ -94,7 +102,7 @@ impl StatePool {
         let used = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let memory = match used {
             Some(memory) => memory,
-            None => Buffer::new(self.layout.floats() * 4, "a recurrent state")?,
+            None => Buffer::of(Class::Cache, self.layout.floats() * 4, "a recurrent state")?,
         };
         Ok(Arc::new(State { memory: Some(memory), pool: Arc::clone(self) }))
     }
@@ -112,7 +120,7 @@ impl Drop for State {
         if let Some(memory) = self.memory.take() {
             let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
             // Without room for one more, the memory goes back to the system instead.
-            if free.len() < KEPT && free.try_reserve(1).is_ok() {
+            if free.len() < KEPT && reserve(&mut free, 1, "a list of states").is_ok() {
                 free.push(memory);
             }
         }

@@ -14,8 +14,8 @@ use crate::backend::cpu::arena::Buffer;
 use crate::backend::cpu::pause::{Control, Pause};
 use crate::backend::cpu::pool::{Pool, Worker};
 use crate::backend::cpu::simd::{self, Table};
-use crate::error::{Error, Kind, Result};
-use crate::ops::{Batch, Frame, Op, Port, Turn, Value, Weight};
+use crate::error::Result;
+use crate::ops::{Batch, Frame, Op, Port, Shelf, Turn, Value, Weight};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -63,22 +63,26 @@ impl Progress {
 }
 
 /// The memory programs run in; large enough for any program it is used with.
-pub struct Workspace(Buffer);
+pub struct Workspace {
+    memory: Buffer,
+    /// Buffers of those who take part, kept here between runs.
+    shelf: Shelf,
+}
 
 impl Workspace {
     /// `bytes` of zeroed memory.
     pub fn new(bytes: usize) -> Result<Workspace> {
-        Ok(Workspace(Buffer::new(bytes.max(64), "workspace")?))
+        Ok(Workspace { memory: Buffer::new(bytes.max(64), "workspace")?, shelf: Shelf::default() })
     }
 
     /// Its size.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.memory.len()
     }
 
     /// Whether it holds nothing.
     pub fn is_empty(&self) -> bool {
-        self.0.len() == 0
+        self.memory.len() == 0
     }
 }
 
@@ -128,7 +132,7 @@ impl Program {
             batch.tokens.len() <= self.layout.max_rows && batch.segments.len() <= self.layout.max_sequences,
             "the scheduler slices batches"
         );
-        Frame { base: workspace.0.as_ptr(), slots: &self.layout.slots, batch, weights, simd, _workspace: PhantomData }
+        Frame { base: workspace.memory.as_ptr(), slots: &self.layout.slots, batch, weights, simd, _workspace: PhantomData }
     }
 
     /// Runs on the pool, from where `progress` stands. A run that leaves off can be continued with the same batch and the
@@ -147,11 +151,13 @@ impl Program {
             progress.restart();
             self.instructions.iter_mut().for_each(|i| *i.counter.get_mut() = 0);
         }
+        let shelf = std::mem::take(&mut workspace.shelf);
         let frame = self.frame(workspace, batch, weights, simd::table());
         let pause = Pause::new(control);
         // Written by the leader, who is one thread for the whole run.
         let (open, place) = (AtomicUsize::new(progress.open), AtomicUsize::new(progress.place));
         let job = |worker: &Worker<'_>| {
+            let _buffers = shelf.borrow(worker.is_leader());
             let start = if worker.is_leader() { place.load(Ordering::Relaxed) } else { worker.start() };
             let (ended, section) = self.walk(worker, &frame, &pause, start);
             if worker.is_leader() {
@@ -159,7 +165,9 @@ impl Program {
                 place.store(ended, Ordering::Relaxed);
             }
         };
-        if let Err(e) = pool.run_from(progress.open, &job) {
+        let ran = pool.run_from(progress.open, &job);
+        workspace.shelf = shelf;
+        if let Err(e) = ran {
             progress.restart();
             return Err(e);
         }
@@ -215,7 +223,7 @@ impl Program {
         let frame = self.frame(workspace, batch, &[], simd::table());
         let (rows, width) = (frame.rows(value), frame.slot(value).width);
         out.clear();
-        out.try_reserve(rows * width).map_err(|_| Error::new(Kind::OutOfMemory, "a copy of a value"))?;
+        crate::error::reserve(out, rows * width, "a copy of a value")?;
         for row in 0..rows {
             out.extend_from_slice(frame.row(value, row));
         }

@@ -144,7 +144,7 @@ fn best(beam: &Beam, parent: usize, count: usize, out: &mut Vec<Candidate>) -> R
         order.select_nth_unstable_by(count, before);
         order.truncate(count);
     }
-    out.try_reserve(order.len()).map_err(|_| Error::new(Kind::OutOfMemory, "the list of candidates"))?;
+    crate::error::reserve(out, order.len(), "the list of candidates")?;
     out.extend(order.iter().map(|&i| Candidate { sum: beam.sum + f64::from(row[i as usize]) - normaliser, parent, token: i as i32 }));
     Ok(())
 }

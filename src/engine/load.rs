@@ -52,7 +52,11 @@ pub fn load(path: &Path, options: &LoadOptions, progress: Option<&mut dyn FnMut(
 }
 
 /// As [`load`], from wherever the bytes come.
-pub fn load_from(input: Input, options: &LoadOptions, progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>) -> Result<Arc<Engine>> {
+pub fn load_from(
+    input: Input,
+    options: &LoadOptions,
+    progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>,
+) -> Result<Arc<Engine>> {
     load_with(input, options, None, progress)
 }
 
@@ -120,6 +124,12 @@ impl Engine {
     /// Bytes of key/value pages that sequences have taken so far.
     pub fn cache_bytes(&self) -> u64 {
         self.pools.iter().map(|pool| pool.bytes() as u64).sum()
+    }
+
+    /// Gives back memory that no sequence needs now.
+    pub fn trim(&self) {
+        self.pools.iter().for_each(|pool| pool.trim());
+        self.states.trim();
     }
 
     /// Bytes of weights one decode step reads: matrices, but not tables of which a row is looked up.

@@ -17,13 +17,14 @@ use super::synthetic::Random;
 use super::vocabulary;
 use crate::backend::cpu::pool::{Pool, Team};
 use crate::backend::cpu::simd;
-use crate::bail;
 use crate::cache::{PagePool, StateLayout, StatePool};
-use crate::error::{Result, vec_with_capacity};
+use crate::error::{Kind, Result, ensure_memory, vec_with_capacity};
 use crate::ops::{ExpertCache, Weight};
 use crate::options::{Compute, LoadOptions};
+use crate::runtime::{self, Level};
 use crate::text::Tokenizer;
 use crate::weights::{Checkpoint, Input, Reading, Role, Source, WeightSpec};
+use crate::{bail, ensure};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// How far a load is.
@@ -93,6 +94,13 @@ impl Loader {
     /// Does about `most` bytes of work, or one piece that is not counted in bytes. The engine, when that was the last one.
     /// After an error, and after the engine, only dropping is left.
     pub fn step(&mut self, most: usize) -> Result<Option<Arc<Engine>>> {
+        let made = self.advance(most)?;
+        // What was made with the last memory there is must not stay.
+        ensure_memory("the load").inspect_err(|_| self.stage = Stage::Ended)?;
+        Ok(made)
+    }
+
+    fn advance(&mut self, most: usize) -> Result<Option<Arc<Engine>>> {
         self.stage = match std::mem::replace(&mut self.stage, Stage::Ended) {
             Stage::Reading(mut reading) => {
                 let all = reading.step(most)?;
@@ -105,11 +113,13 @@ impl Loader {
             Stage::Headers(checkpoint) => {
                 let prepared = Prepared::of(*checkpoint, &self.options)?;
                 self.progress = Progress { done_bytes: 0, total_bytes: 0, phase: "weights" };
+                runtime::note(Level::Info, 0, || format!("load: a model of type {}", prepared.model_type));
                 Stage::Pool(Box::new(prepared))
             }
             Stage::Pool(prepared) => {
                 let weights = Weights::new(*prepared, &self.options, self.team.take())?;
                 self.progress.total_bytes = weights.plan.weights;
+                runtime::note(Level::Info, 0, || format!("load: weights, {} bytes", weights.plan.weights));
                 Stage::Weights(Box::new(weights))
             }
             Stage::Weights(mut weights) => {
@@ -119,12 +129,17 @@ impl Loader {
             }
             Stage::Vocabulary(weights) => {
                 let vocabulary = vocabulary::open(&weights.prepared.checkpoint);
+                if let Err(e) = &vocabulary.0 {
+                    ensure!(e.kind() != Kind::OutOfMemory, OutOfMemory, "{e}");
+                    runtime::note(Level::Warning, 0, || format!("load: no text, only token ids: {e}"));
+                }
                 Stage::Programs(weights, Box::new(vocabulary))
             }
             Stage::Programs(weights, vocabulary) => {
                 let (done_bytes, total_bytes) = (weights.plan.weights, weights.plan.weights);
                 let engine = weights.finish(vocabulary.0, vocabulary.1)?;
                 self.progress = Progress { done_bytes, total_bytes, phase: "done" };
+                runtime::note(Level::Info, 0, || "load: done");
                 return Ok(Some(engine));
             }
             Stage::Ended => bail!(InvalidState, "the load has ended"),
@@ -181,6 +196,9 @@ impl Weights {
             Ok(tokenizer) => vocabulary::template(tokenizer),
             Err(e) => Err(e.clone()),
         };
+        if let Err(e) = &template {
+            ensure!(e.kind() != Kind::OutOfMemory, OutOfMemory, "{e}");
+        }
         let real = prepared.declarations.weights.iter().filter(|w| !matches!(w.source, Source::Constant(_)));
         let info = Info {
             model_type: prepared.model_type.clone(),

@@ -301,7 +301,7 @@ struct Scratch {
 /// Resizes a buffer that is used again.
 fn sized<T: Clone + Default>(v: &mut Vec<T>, n: usize) -> Result<&mut [T]> {
     let more = n.saturating_sub(v.len());
-    v.try_reserve(more).map_err(|_| Error::new(Kind::OutOfMemory, "a buffer for packing weights"))?;
+    crate::error::reserve(v, more, "a buffer for packing weights")?;
     v.resize(n, T::default());
     Ok(v)
 }

@@ -38,7 +38,8 @@ impl Sequence {
     /// queue alone; forks, marks and snapshots do not have it.
     pub fn feed(&mut self, tokens: &[i32]) -> Result<()> {
         super::forward::check(self.engine(), self, tokens, self.queued())?;
-        self.queue.tokens.try_reserve(tokens.len()).map_err(|_| Error::new(Kind::OutOfMemory, "a sequence's queue of tokens"))?;
+        crate::runtime::fallible(|| self.queue.tokens.try_reserve(tokens.len()))
+            .map_err(|_| Error::new(Kind::OutOfMemory, "a sequence's queue of tokens"))?;
         self.hear();
         if self.queued() == 0 && !tokens.is_empty() {
             // A token that a step had begun to produce is no longer wanted.

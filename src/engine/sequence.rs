@@ -142,7 +142,7 @@ impl Sequence {
     /// Marks this point, to come back to it any number of times. A mark lasts until it is released or the sequence is cut
     /// to before it; meanwhile it holds one recurrent state.
     pub fn mark(&mut self) -> Result<Mark> {
-        self.marks.try_reserve(1).map_err(|_| Error::new(Kind::OutOfMemory, "a sequence's list of marks"))?;
+        crate::error::reserve(&mut self.marks, 1, "a sequence's list of marks")?;
         let mark = Mark { id: MARKS.fetch_add(1, Ordering::Relaxed), len: self.len() };
         self.marks.push((mark, self.state.share()));
         Ok(mark)

@@ -151,7 +151,7 @@ fn fingerprint(engine: &Engine) -> Result<u64> {
     for (spec, weight) in declared.weights.iter().zip(engine.weights()) {
         text.extend_from_slice(format!("{} {} {}", spec.name, spec.rows, spec.cols).as_bytes());
         row.clear();
-        row.try_reserve(spec.cols).map_err(|_| Error::new(Kind::OutOfMemory, "a row of a weight"))?;
+        crate::error::reserve(&mut row, spec.cols, "a row of a weight")?;
         row.resize(spec.cols, 0.0);
         weight.decode_row(0, &mut row);
         row.iter().for_each(|v| text.extend_from_slice(&v.to_le_bytes()));

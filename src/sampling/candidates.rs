@@ -118,7 +118,7 @@ pub fn changed(before: f32, after: f32) -> f32 {
 
 /// Room for `n` elements in all, or an error instead of an abort.
 pub fn reserve<T>(v: &mut Vec<T>, n: usize) -> Result<()> {
-    v.try_reserve(n.saturating_sub(v.len())).map_err(|_| {
+    crate::runtime::fallible(|| v.try_reserve(n.saturating_sub(v.len()))).map_err(|_| {
         let bytes = (n as u64).saturating_mul(size_of::<T>() as u64);
         Error::new(Kind::OutOfMemory, format!("sampler buffer: {bytes} bytes could not be allocated")).sizes(bytes, 0)
     })

@@ -180,6 +180,7 @@ pub(super) fn describe(metadata: &std::fs::Metadata) -> &'static str {
 pub(super) fn io_error(label: &str, doing: &str, e: &std::io::Error) -> Error {
     let kind = match e.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => Kind::NotFound,
+        ErrorKind::OutOfMemory => Kind::OutOfMemory,
         _ => Kind::Io,
     };
     Error::new(kind, format!("{label}: {doing} failed: {e}")).named(label)

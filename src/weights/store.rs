@@ -100,13 +100,19 @@ impl Checkpoint {
         let (bytes, label) = (source.bytes(), source.label());
         match detect::content(&bytes[..bytes.len().min(512)], bytes.len() as u64) {
             Content::Gguf => {}
-            Content::Safetensors => bail!(Unsupported, "{label}: safetensors bytes come without their config.json; open the folder by its path"),
+            Content::Safetensors => {
+                bail!(Unsupported, "{label}: safetensors bytes come without their config.json; open the folder by its path")
+            }
             Content::Other(what) => return Err(detect::not_a_model(label, what)),
         }
         let gguf = Gguf::read(source)?;
         let parts = gguf.u64("split.count")?.unwrap_or(1);
         if parts > 1 {
-            bail!(Unsupported, "{}: is one of {parts} parts, which find each other by name; open the first by its path", gguf.source().label());
+            bail!(
+                Unsupported,
+                "{}: is one of {parts} parts, which find each other by name; open the first by its path",
+                gguf.source().label()
+            );
         }
         Self::from_gguf(vec![gguf], None)
     }

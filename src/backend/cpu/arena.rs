@@ -4,6 +4,7 @@
 #![allow(unsafe_code)] // Memory comes from mmap or the allocator as a raw pointer.
 
 use crate::error::{Error, Kind, Result};
+use crate::runtime::{self, Charge, Class};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
@@ -17,6 +18,8 @@ pub struct Buffer {
     ptr: NonNull<u8>,
     len: usize,
     kind: Origin,
+    /// Its count on the runtime it came from.
+    _charge: Charge,
 }
 
 enum Origin {
@@ -34,19 +37,28 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// `len` zeroed bytes for `what`, or `OutOfMemory` naming it.
     pub fn new(len: usize, what: &str) -> Result<Buffer> {
+        Buffer::of(Class::Other, len, what)
+    }
+
+    /// As `new`, counted for a purpose.
+    pub fn of(class: Class, len: usize, what: &str) -> Result<Buffer> {
         let fail = || Error::new(Kind::OutOfMemory, format!("{what}: {len} bytes could not be allocated")).sizes(len as u64, 0).named(what);
         if len == 0 {
             let ptr = NonNull::new(std::ptr::without_provenance_mut(ALIGN)).ok_or_else(fail)?;
-            return Ok(Buffer { ptr, len, kind: Origin::Empty });
+            return Ok(Buffer { ptr, len, kind: Origin::Empty, _charge: Charge::new(class, 0, 0).ok_or_else(fail)? });
         }
-        if len >= HUGE {
-            let (ptr, mapped) = map_huge(len).ok_or_else(fail)?;
-            return Ok(Buffer { ptr, len, kind: Origin::Mapped(mapped) });
+        // What a host's allocator gives may be of any size and is its own business.
+        if len >= HUGE && !Charge::is_hosted() {
+            let bytes = len.checked_next_multiple_of(HUGE).ok_or_else(fail)?;
+            let charge = Charge::new(class, bytes, bytes).ok_or_else(fail)?;
+            let ptr = map_huge(bytes).ok_or_else(fail)?;
+            return Ok(Buffer { ptr, len, kind: Origin::Mapped(bytes), _charge: charge });
         }
         let layout = Layout::from_size_align(len, ALIGN).map_err(|_| fail())?;
+        let charge = Charge::new(class, len, 0).ok_or_else(fail)?;
         // SAFETY: the layout's size is not zero.
-        let ptr = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(fail)?;
-        Ok(Buffer { ptr, len, kind: Origin::Heap(layout) })
+        let ptr = NonNull::new(runtime::fallible(|| unsafe { std::alloc::alloc_zeroed(layout) })).ok_or_else(fail)?;
+        Ok(Buffer { ptr, len, kind: Origin::Heap(layout), _charge: charge })
     }
 
     /// Bytes in the buffer.
@@ -120,10 +132,9 @@ unsafe impl Plain for u32 {}
 // SAFETY: as above.
 unsafe impl Plain for f32 {}
 
-/// A private zeroed mapping of at least `len` bytes that starts on a huge page boundary, and its true length.
+/// A private zeroed mapping of `bytes`, whole huge pages, that starts on the boundary of one.
 #[cfg(unix)]
-fn map_huge(len: usize) -> Option<(NonNull<u8>, usize)> {
-    let bytes = len.checked_next_multiple_of(HUGE)?;
+fn map_huge(bytes: usize) -> Option<NonNull<u8>> {
     let wide = bytes.checked_add(HUGE)?;
     // SAFETY: an anonymous private mapping at an address of the kernel's choice touches nothing that exists.
     let raw = unsafe {
@@ -146,7 +157,7 @@ fn map_huge(len: usize) -> Option<(NonNull<u8>, usize)> {
         }
         #[cfg(target_os = "linux")]
         libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE);
-        Some((NonNull::new_unchecked(start), bytes))
+        Some(NonNull::new_unchecked(start))
     }
 }
 

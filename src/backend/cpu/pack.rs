@@ -15,6 +15,7 @@
 
 use super::arena::Buffer;
 use crate::error::{Error, Kind, Result};
+use crate::runtime::Class;
 use crate::{bail, ensure};
 use half::{bf16, f16};
 
@@ -275,7 +276,7 @@ impl Packed {
         };
         let panel_bytes = layout.panel_bytes(cols).ok_or_else(sizes)?;
         let bytes = Packed::bytes(layout, rows, cols).ok_or_else(sizes)?;
-        Ok(Packed { layout, rows, cols, panel_bytes, data: Buffer::new(bytes, "packed weights")? })
+        Ok(Packed { layout, rows, cols, panel_bytes, data: Buffer::of(Class::Weights, bytes, "packed weights")? })
     }
 
     /// How the weights are stored.

@@ -7,6 +7,7 @@ use super::wait::lock;
 use super::worker::{Away, Worker};
 use crate::bail;
 use crate::error::Result;
+use crate::runtime::{self, Runtime};
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,14 +23,18 @@ pub(super) struct Post {
     taken: AtomicBool,
     /// Written before the meeting opens, read by those who have joined, forgotten after it is closed.
     job: UnsafeCell<Option<*const Job<'static>>>,
+    /// The leader's runtime, in which helpers compute as well. Written and read as `job` is.
+    runtime: UnsafeCell<Option<Runtime>>,
+    /// Memory ran short on a participant.
+    short: AtomicBool,
     /// A participant panicked: the leader ends the run at its next meeting.
     failed: AtomicBool,
     /// The first panic's text.
     failure: Mutex<String>,
 }
 
-// SAFETY: `job` is the only field that is not already Sync. It is written by the one thread that took the post while the meeting is
-// closed, so while nobody reads it, and opening the meeting publishes it.
+// SAFETY: `job` and `runtime` are the only fields that are not already Sync. They are written by the one thread that took the post
+// while the meeting is closed, so while nobody reads them, and opening the meeting publishes them.
 unsafe impl Sync for Post {}
 // SAFETY: the pointer in `job` is used only while a run is open, and so while the function it borrows lives.
 unsafe impl Send for Post {}
@@ -45,6 +50,8 @@ impl Post {
             meeting: Meeting::new(),
             taken: AtomicBool::new(false),
             job: UnsafeCell::new(None),
+            runtime: UnsafeCell::new(None),
+            short: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             failure: Mutex::new(String::new()),
         }
@@ -57,6 +64,8 @@ impl Post {
 
     /// Gives the post back.
     pub(super) fn give_back(&self) {
+        // SAFETY: this thread has the post and the meeting is closed, so nobody reads the cell.
+        drop(unsafe { (*self.runtime.get()).take() });
         self.taken.store(false, Ordering::Release);
     }
 
@@ -69,6 +78,8 @@ impl Post {
         let job = unsafe { std::mem::transmute::<*const Job<'_>, *const Job<'static>>(job) };
         // SAFETY: this thread has the post and the meeting is closed, so nobody reads the cell.
         unsafe { *self.job.get() = Some(job) };
+        // SAFETY: as above.
+        unsafe { *self.runtime.get() = runtime::current() };
         self.meeting.open(start, limit)
     }
 
@@ -88,6 +99,9 @@ impl Post {
 
     /// How the run ended that was closed: an error if a participant panicked.
     pub(super) fn outcome(&self) -> Result<()> {
+        if self.short.swap(false, Ordering::Relaxed) {
+            runtime::set_short(true);
+        }
         if self.failed.swap(false, Ordering::Acquire) {
             bail!(Internal, "a computation panicked: {}", std::mem::take(&mut *lock(&self.failure)));
         }
@@ -101,6 +115,10 @@ impl Post {
 
     fn perform(&self, worker: &Worker<'_>) {
         // SAFETY: this thread takes part, so the cell is not written.
+        let runtime = unsafe { &*self.runtime.get() };
+        let scope = (runtime::current() != *runtime).then(|| runtime::enter(runtime.clone()));
+        let was_short = runtime::set_short(false);
+        // SAFETY: this thread takes part, so the cell is not written.
         let job = unsafe { *self.job.get() };
         if let Some(job) = job {
             // SAFETY: the function lives until the run is closed, for which every participant has to be out.
@@ -111,6 +129,10 @@ impl Post {
                 }
             }
         }
+        if runtime::set_short(was_short) {
+            self.short.store(true, Ordering::Relaxed);
+        }
+        drop(scope);
         worker.leave();
     }
 }

@@ -101,7 +101,7 @@ impl Constraint {
 
     /// Takes a token that the last mask allowed; it stands at `position` in the sequence.
     pub fn take(&mut self, token: i32, position: usize) -> Result<()> {
-        self.taken.try_reserve(1).map_err(|_| Error::new(Kind::OutOfMemory, "tokens under a grammar"))?;
+        error::reserve(&mut self.taken, 1, "tokens under a grammar")?;
         self.taken.push(Taken { position, token });
         Ok(())
     }
