@@ -9,7 +9,7 @@ use super::prepare::Prepared;
 use super::runner::Runner;
 use super::scheduler::Stepper;
 use crate::backend::cpu::lock_unless;
-use crate::backend::cpu::pool::{Pool, Team, inside};
+use crate::backend::cpu::pool::{Pool, inside};
 use crate::cache::{PagePool, State, StatePool};
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
@@ -60,14 +60,14 @@ pub fn load_from(
     load_with(input, options, None, progress)
 }
 
-/// As [`load_from`], and with threads of a team instead of own ones: to load, and whenever the model computes.
+/// As [`load_from`]; with a pool, it computes instead of own threads.
 pub fn load_with(
     input: Input,
     options: &LoadOptions,
-    team: Option<Team>,
+    pool: Option<Pool>,
     mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>,
 ) -> Result<Arc<Engine>> {
-    let mut loader = Loader::new(input, options).with_team(team);
+    let mut loader = Loader::new(input, options).with_pool(pool);
     loop {
         let engine = loader.step(SLICE)?;
         if let Some(progress) = progress.as_mut()

@@ -15,7 +15,7 @@ use super::runner::{Runner, Shape};
 use super::scheduler::Stepper;
 use super::synthetic::Random;
 use super::vocabulary;
-use crate::backend::cpu::pool::{Pool, Team};
+use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd;
 use crate::cache::{PagePool, StateLayout, StatePool};
 use crate::error::{Kind, Result, ensure_memory, vec_with_capacity};
@@ -41,7 +41,8 @@ pub struct Progress {
 /// A load in progress.
 pub struct Loader {
     options: LoadOptions,
-    team: Option<Team>,
+    /// Given, rather than made with own threads.
+    pool: Option<Pool>,
     stage: Stage,
     /// Of the last stage that counts bytes.
     progress: Progress,
@@ -77,12 +78,12 @@ impl Loader {
     pub fn new(input: Input, options: &LoadOptions) -> Loader {
         let reading = Reading::new(input);
         let progress = Progress { done_bytes: 0, total_bytes: reading.total(), phase: "reading" };
-        Loader { options: options.clone(), team: None, stage: Stage::Reading(Box::new(reading)), progress }
+        Loader { options: options.clone(), pool: None, stage: Stage::Reading(Box::new(reading)), progress }
     }
 
-    /// Computes with threads of `team`, instead of own ones.
-    pub fn with_team(mut self, team: Option<Team>) -> Loader {
-        self.team = team;
+    /// Computes with `pool`, instead of own threads: to load, and whenever the model computes.
+    pub fn with_pool(mut self, pool: Option<Pool>) -> Loader {
+        self.pool = pool;
         self
     }
 
@@ -117,7 +118,7 @@ impl Loader {
                 Stage::Pool(Box::new(prepared))
             }
             Stage::Pool(prepared) => {
-                let weights = Weights::new(*prepared, &self.options, self.team.take())?;
+                let weights = Weights::new(*prepared, &self.options, self.pool.take())?;
                 self.progress.total_bytes = weights.plan.weights;
                 runtime::note(Level::Info, 0, || format!("load: weights, {} bytes", weights.plan.weights));
                 Stage::Weights(Box::new(weights))
@@ -149,11 +150,11 @@ impl Loader {
 }
 
 impl Weights {
-    fn new(prepared: Prepared, options: &LoadOptions, team: Option<Team>) -> Result<Weights> {
+    fn new(prepared: Prepared, options: &LoadOptions, pool: Option<Pool>) -> Result<Weights> {
         let plan = prepared.plan(1)?;
         preflight::check_memory(&plan, prepared.context, options.memory)?;
-        let pool = match team {
-            Some(team) => Pool::of(team, options.threads),
+        let pool = match pool {
+            Some(pool) => pool,
             None => Pool::new(options.threads)?,
         };
         let supply = match options.synthetic {

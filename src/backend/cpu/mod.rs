@@ -7,6 +7,7 @@
 pub mod activations;
 pub mod arena;
 pub mod crew;
+pub mod device;
 pub mod flush;
 mod meeting;
 pub mod pack;
