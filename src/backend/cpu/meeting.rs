@@ -32,6 +32,16 @@ pub(super) struct Seat {
     pub start: usize,
 }
 
+/// What became of an arrival.
+pub(super) enum Arrival {
+    /// The next section has begun.
+    Next(u64),
+    /// The run is over: only leaving is left.
+    Over,
+    /// The participant was called away while it waited, and is out.
+    Withdrawn,
+}
+
 const ARRIVAL: u64 = 1;
 const PARTICIPANT: u64 = 1 << 12;
 const OPEN: u64 = 1 << 24;
@@ -100,18 +110,42 @@ impl Meeting {
         self.starts[(section & 1 ^ 1) as usize].store(start, Ordering::Release);
     }
 
-    /// Arrives at the end of `section` and waits for the others; what they wrote before is visible after. The next section, or
-    /// `None` when the run is over: then only leaving is left.
-    pub(super) fn arrive(&self, section: u64, spins: u32) -> Option<u64> {
+    /// Arrives at the end of `section` and waits for the others; what they wrote before is visible after.
+    pub(super) fn arrive(&self, section: u64, spins: u32, away: impl Fn() -> bool) -> Arrival {
         let state = self.state.0.fetch_add(ARRIVAL, Ordering::AcqRel);
         // Once the run is closed its leader does not come any more, so arrivals no longer mean anything.
         if state & OPEN != 0 && arrivals(state) + 1 == participants(state) {
-            return Some(self.turn_over(section, participants(state)));
+            return Arrival::Next(self.turn_over(section, participants(state)));
         }
-        wait_until(spins, || self.turn.0.load(Ordering::Acquire) != section << 1);
+        let turned = || self.turn.0.load(Ordering::Acquire) != section << 1;
+        wait_until(spins, || turned() || away());
+        if !turned() && self.withdraw(section, spins) {
+            return Arrival::Withdrawn;
+        }
+        wait_until(spins, turned);
         match self.turn.0.load(Ordering::Acquire) & 1 {
-            0 => Some(section.wrapping_add(1) & SECTIONS),
-            _ => None,
+            0 => Arrival::Next(section.wrapping_add(1) & SECTIONS),
+            _ => Arrival::Over,
+        }
+    }
+
+    /// Takes an arrival and its participant back, unless the section is over.
+    fn withdraw(&self, section: u64, spins: u32) -> bool {
+        loop {
+            let state = self.state.0.load(Ordering::Relaxed);
+            if state & OPEN == 0 || state >> SECTION != section {
+                return false;
+            }
+            if arrivals(state) == participants(state) {
+                // The last one is about to turn the section over.
+                wait_until(spins, || self.state.0.load(Ordering::Relaxed) != state);
+                continue;
+            }
+            // Release: what was written in this section is handed on like an arrival's.
+            let without = state - ARRIVAL - PARTICIPANT;
+            if self.state.0.compare_exchange(state, without, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                return true;
+            }
         }
     }
 

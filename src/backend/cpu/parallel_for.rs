@@ -138,6 +138,7 @@ impl Desk {
         } else {
             return Ok(());
         };
-        Err(Error::new(Kind::InvalidArgument, format!("the host's parallel_for does not keep to its contract: {text}")).named("parallel_for"))
+        Err(Error::new(Kind::InvalidArgument, format!("the host's parallel_for does not keep to its contract: {text}"))
+            .named("parallel_for"))
     }
 }

@@ -1,6 +1,6 @@
 //! What a thread knows that takes part in a run.
 
-use super::meeting::Seat;
+use super::meeting::{Arrival, Seat};
 use super::post::Post;
 use std::cell::Cell;
 use std::ops::Range;
@@ -73,9 +73,10 @@ impl<'a> Worker<'a> {
             self.leave();
             return false;
         }
-        match place.post.meeting.arrive(section, place.spins) {
-            Some(next) => place.section.set(Some(next)),
-            None => self.leave(),
+        match place.post.meeting.arrive(section, place.spins, || self.is_called_away()) {
+            Arrival::Next(next) => place.section.set(Some(next)),
+            Arrival::Over => self.leave(),
+            Arrival::Withdrawn => place.section.set(None),
         }
         place.section.get().is_some() && !(self.leader && place.post.has_failed())
     }
