@@ -16,6 +16,8 @@
  *            that this library does not know must be zero.
  * Bytes      Texts are (pointer, length) and need no terminator unless the function says so. Pointers that a call
  *            borrows are read during the call only.
+ * Memory     A host that lends an allocator (metrale_runtime_new) gets every request for memory of the models loaded
+ *            with it and of all that is made of them. Mapped model files and stacks of threads are the system's.
  * Silence    Nothing is printed, no signal handler is set, no thread starts before a model is loaded.
  *
  * Not in the library's hands: the kernel's out-of-memory killer, and SIGBUS when another process shortens a file that
@@ -605,7 +607,7 @@ metrale_status metrale_plan(const char *path,
 // `METRALE_IO`, `METRALE_NOT_A_MODEL`.
 metrale_status metrale_source_path(const char *path, uint64_t flags, metrale_source **out, metrale_error **err);
 
-// One whole GGUF file in memory, at any address. With `flags` 0 nothing is copied: the `len` bytes must stay, and stay
+// One whole file in memory, at any address: a GGUF file, or a file of a folder. With `flags` 0 nothing is copied: the `len` bytes must stay, and stay
 // the same, until the source, its loads, and the models made from it with all their sequences are gone. With
 // `METRALE_SOURCE_COPY` they are copied at once. On success `*out` is a handle for `metrale_source_free`. Any thread.
 //
@@ -616,7 +618,7 @@ metrale_status metrale_source_buffer(const uint8_t *bytes,
                                      metrale_source **out,
                                      metrale_error **err);
 
-// One whole GGUF file inside an open regular file: `len` bytes from `offset` on, or all from there with `len` 0.
+// One whole file (GGUF, or of a folder) inside an open regular file: `len` bytes from `offset` on, or all from there with `len` 0.
 // `offset` may be any number, so that a model can lie inside a container. `fd` is duplicated: the host may close it at
 // once, and its position is neither used nor moved. `flags` is 0, which maps the bytes, or `METRALE_SOURCE_READ`. On
 // success `*out` is a handle for `metrale_source_free`. Any thread.
@@ -632,7 +634,7 @@ metrale_status metrale_source_fd(int32_t fd,
                                  metrale_source **out,
                                  metrale_error **err);
 
-// One whole GGUF file of `len` bytes that the host reads: see `metrale_read_at_fn` for what `read_at` has to do. Its
+// One whole file (GGUF, or of a folder) of `len` bytes that the host reads: see `metrale_read_at_fn` for what `read_at` has to do. Its
 // bytes stay in memory as long as a model made from them. `user` is handed to `read_at` and must stay valid until the
 // source and its loads are gone; a finished model needs neither. Loads of one source on several threads call `read_at`
 // on several threads. `flags` must be 0. On success `*out` is a handle for `metrale_source_free`. Any thread.
@@ -644,6 +646,27 @@ metrale_status metrale_source_reader(metrale_read_at_fn read_at,
                                      uint64_t flags,
                                      metrale_source **out,
                                      metrale_error **err);
+
+// A folder without files, which `metrale_source_add` fills: what a checkpoint of several files is loaded from where they do
+// not lie in a directory. `flags` must be 0. On success `*out` is a handle for `metrale_source_free`. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_UNKNOWN_OPTION`.
+metrale_status metrale_source_folder(uint64_t flags,
+                                     metrale_source **out,
+                                     metrale_error **err);
+
+// Puts `part` into `folder` under the name that its file has in a directory: `config.json`, `tokenizer.json`,
+// `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`, `model.safetensors`, or
+// `model.safetensors.index.json` and all that it names; or the one `.gguf` file, or all parts of a split one. `name` is
+// NUL-terminated UTF-8 and copied; `part` is any source but a folder, of any file (a path then is the file's own), may be
+// put into several folders, and may be freed at once. What loads have begun with stays as it was. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (no folder, no file name, or a name that is there), `METRALE_INVALID_HANDLE`,
+// `METRALE_LIMIT_EXCEEDED` (4,096 parts), `METRALE_OUT_OF_MEMORY`.
+metrale_status metrale_source_add(metrale_source *folder,
+                                  const char *name,
+                                  const metrale_source *part,
+                                  metrale_error **err);
 
 // Gives up a source. Loads that have begun and models made from it go on. NULL and handles that are none are ignored.
 // Any thread.

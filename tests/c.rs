@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// One program for each noun.
-const PROGRAMS: [&str; 13] =
-    ["library", "errors", "model", "source", "text", "sequence", "state", "step", "sampler", "grammar", "structs", "stack", "threads"];
+const PROGRAMS: [&str; 14] = [
+    "library", "errors", "model", "source", "text", "sequence", "state", "step", "sampler", "grammar", "runtime", "structs", "stack",
+    "threads",
+];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -131,7 +131,7 @@ pub extern "C" fn metrale_load_source(
         let out = pointer::out(out, "out")?;
         let host = versioned::read(options)?;
         let options = load_options(&host)?;
-        let input = handle::get(source)?.input.clone();
+        let input = handle::get(source)?.input();
         let mut reporter = reporter(host.progress, host.user);
         let progress = reporter.as_mut().map(|r| r as &mut dyn FnMut(Progress) -> ControlFlow<()>);
         let engine = engine::load_with(input, &options, pool_of(&host)?, progress)?;
@@ -156,7 +156,7 @@ pub extern "C" fn metrale_load_begin(
         let out = pointer::out(out, "out")?;
         let host = versioned::read(options)?;
         let options = load_options(&host)?;
-        let loader = Loader::new(handle::get(source)?.input.clone(), &options).with_pool(pool_of(&host)?);
+        let loader = Loader::new(handle::get(source)?.input(), &options).with_pool(pool_of(&host)?);
         let work = Work { progress: loader.progress(), loader: Some(loader), callback: host.progress, user: host.user, failure: None };
         out.set(handle::insert(Arc::new(LoadingObject { state: AtomicU8::new(RUNNING), work: Mutex::new(work) }))?);
         Ok(())

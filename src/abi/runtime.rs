@@ -11,6 +11,7 @@ use super::types::*;
 use super::versioned;
 use super::workers::Workers;
 use crate::bail;
+use crate::engine;
 use crate::error::{Error, Kind, Result};
 use crate::runtime::{self, Hooks, Level, Runtime, Settings, Sink};
 
@@ -50,6 +51,7 @@ pub extern "C" fn metrale_runtime_new(
         if hooks.is_some() && !runtime::ALLOCATES {
             bail!(Unsupported, "this build leaves memory to the program it is linked into");
         }
+        engine::warm()?;
         let sink = sink(host.log_level, host.log, host.log_user)?;
         let workers = Workers::new(&host)?;
         let Some(runtime) = Runtime::new(&Settings { hooks, cap: host.memory_cap }) else {

@@ -13,7 +13,7 @@ use crate::backend::cpu::pool::{Pool, inside};
 use crate::cache::{PagePool, State, StatePool};
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
-use crate::ops::Weight;
+use crate::ops::{ExpertCache, Weight};
 use crate::options::LoadOptions;
 use crate::sampling::Vocabulary;
 use crate::text::{ChatTemplate, Tokenizer};
@@ -31,6 +31,8 @@ pub struct Engine {
     pub(super) info: Info,
     pub(super) plan: Plan,
     pub(super) weights: Vec<Weight>,
+    /// Packed experts that are kept, where they stay in their file.
+    pub(super) experts: Arc<ExpertCache>,
     pub(super) pool: Pool,
     pub(super) runner: Mutex<Runner>,
     pub(super) stepper: Mutex<Stepper>,
@@ -130,6 +132,7 @@ impl Engine {
     pub fn trim(&self) {
         self.pools.iter().for_each(|pool| pool.trim());
         self.states.trim();
+        self.experts.trim();
     }
 
     /// Bytes of weights one decode step reads: matrices, but not tables of which a row is looked up.

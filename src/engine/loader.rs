@@ -185,7 +185,7 @@ impl Weights {
     }
 
     fn finish(self: Box<Self>, tokenizer: Result<Arc<Tokenizer>>, end_tokens: Vec<i32>) -> Result<Arc<Engine>> {
-        let Weights { prepared, plan, pool, weights, .. } = *self;
+        let Weights { prepared, plan, pool, weights, experts, .. } = *self;
         let dims = prepared.model.dims();
         let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, dims.vocab)?);
         let zero = states.zero()?;
@@ -228,6 +228,7 @@ impl Weights {
             info,
             plan,
             weights,
+            experts,
             pool,
             runner,
             stepper,

@@ -27,6 +27,7 @@ mod sequence;
 mod snapshot;
 mod synthetic;
 mod vocabulary;
+mod warm;
 
 pub use beam::{BeamOptions, Hypothesis, beam};
 pub use cancel::Canceller;
@@ -41,3 +42,4 @@ pub use precision::{Scheduled, precision};
 pub use scheduler::{StepState, Stepped, step, step_estimate};
 pub use sequence::{Mark, Sequence, SequenceOptions};
 pub use snapshot::Snapshot;
+pub use warm::warm;

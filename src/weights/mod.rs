@@ -9,6 +9,7 @@ mod declare;
 mod decode;
 pub mod detect;
 mod dialect;
+mod folder;
 pub mod gguf;
 mod index;
 mod input;
@@ -22,6 +23,7 @@ mod store;
 
 pub use declare::{Declarations, Part, Pick, Role, Source, WeightSpec};
 pub use decode::to_f32;
+pub use folder::Folder;
 pub use gguf::Gguf;
 pub use input::{Input, ReadAt, Reading};
 pub use json::parse as parse_json;

@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 /// How a file's bytes become memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -25,7 +26,7 @@ pub enum Access {
 /// A whole file, or bytes that a host handed over.
 pub struct Source {
     label: String,
-    bytes: Bytes,
+    bytes: Arc<Bytes>,
 }
 
 enum Bytes {
@@ -43,12 +44,12 @@ impl Source {
         let len = usize::try_from(len).map_err(|_| Error::new(Kind::TooLarge, format!("{label}: {len} bytes cannot be addressed")))?;
         if access == Access::Read || len == 0 {
             let bytes = read_exactly(&mut file, len, &label)?;
-            return Ok(Source { label, bytes: Bytes::Owned(bytes) });
+            return Ok(Source::new(label, Bytes::Owned(bytes)));
         }
         // SAFETY: the mapping is read-only and owned by this value. That the file keeps its length and contents is the
         // caller's promise, stated on `Access::Map`; the length was taken from the opened file itself.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map(&file) }.map_err(|e| io_error(&label, "mapping", &e))?;
-        Ok(Source { label, bytes: Bytes::Mapped(map) })
+        Ok(Source::new(label, Bytes::Mapped(map)))
     }
 
     /// Maps `len` bytes of an open file from `offset` on, which need not be a page's: the mapping begins at the page before,
@@ -56,22 +57,31 @@ impl Source {
     pub fn map(file: &File, offset: u64, len: usize, label: &str) -> Result<Source> {
         // SAFETY: as in `open`; the caller compared `offset + len` with the length of the open file.
         let map = unsafe { memmap2::MmapOptions::new().offset(offset).len(len).map(file) }.map_err(|e| io_error(label, "mapping", &e))?;
-        Ok(Source { label: label.to_owned(), bytes: Bytes::Mapped(map) })
+        Ok(Source::new(label.to_owned(), Bytes::Mapped(map)))
     }
 
     /// Bytes that outlive every use of them, without a copy.
     pub fn lent(label: impl Into<String>, bytes: &'static [u8]) -> Source {
-        Source { label: label.into(), bytes: Bytes::Lent(bytes) }
+        Source::new(label.into(), Bytes::Lent(bytes))
     }
 
     /// Bytes already in memory; `label` stands in errors where a path would.
     pub fn from_bytes(label: impl Into<String>, bytes: Vec<u8>) -> Source {
-        Source { label: label.into(), bytes: Bytes::Owned(bytes) }
+        Source::new(label.into(), Bytes::Owned(bytes))
+    }
+
+    fn new(label: String, bytes: Bytes) -> Source {
+        Source { label, bytes: Arc::new(bytes) }
+    }
+
+    /// The same bytes under another name.
+    pub fn named(&self, label: &str) -> Source {
+        Source { label: label.to_owned(), bytes: Arc::clone(&self.bytes) }
     }
 
     /// All bytes.
     pub fn bytes(&self) -> &[u8] {
-        match &self.bytes {
+        match &*self.bytes {
             Bytes::Mapped(map) => map,
             Bytes::Owned(bytes) => bytes,
             Bytes::Lent(bytes) => bytes,
@@ -85,13 +95,21 @@ impl Source {
 
     /// Whether pages come from the file on demand.
     pub fn is_mapped(&self) -> bool {
-        matches!(self.bytes, Bytes::Mapped(_))
+        matches!(*self.bytes, Bytes::Mapped(_))
+    }
+
+    /// Bytes that stay in memory for as long as this does and were not there before.
+    pub fn held(&self) -> u64 {
+        match &*self.bytes {
+            Bytes::Owned(bytes) => bytes.len() as u64,
+            Bytes::Mapped(_) | Bytes::Lent(_) => 0,
+        }
     }
 
     /// Gives the pages of a range back to the system; reading them again reads the file again. Advice only.
     pub fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
-        if let Bytes::Mapped(map) = &self.bytes
+        if let Bytes::Mapped(map) = &*self.bytes
             && range.start < range.end
             && range.end <= map.len()
         {

@@ -1,11 +1,13 @@
 /* Every exported function with the kinds of its arguments, one letter each, so that tests can make arguments up:
  *
- *   M model   S sequence   A sampler   X text stream   E error       handles
+ *   M model   S sequence   A sampler   X text stream   E error   Y source   Z load   U runtime       handles
  *   L handles of sequences           t tokens   s text   r chat request   B saved state   g stages   P path   K key   read
  *   n how many of the pointer before (the function must refuse a size before it reads), N as n, but all would be read
- *   o buffer   c its capacity   z place for a number or pointer   I F W R structs to fill                written
- *   m q a x place for a new model, sequence, sampler, text stream    e place for the error
- *   l T Q V options of a load, text stream, sequence, beam search                   d i f a number: 64 bits, a token, flags
+ *   b bytes of a file   h function that reads   j function for log records   u what it is called with    read later
+ *   o buffer   c its capacity   z place for a number or pointer   I F W R G J structs to fill            written
+ *   m q a x y w v place for a new model, sequence, sampler, text stream, source, load, runtime    e place for the error
+ *   l T Q V O options of a load, text stream, sequence, beam search, runtime
+ *   d i f k a number: 64 bits, a token, flags, a file descriptor
  */
 #ifndef FAULTS_H
 #define FAULTS_H
@@ -46,9 +48,27 @@ VALUE(error_wanted, H(0, metrale_error), P(1))
 VALUE(error_available, H(0, metrale_error), P(1))
 VALUE(error_retry, H(0, metrale_error))
 NOTHING(error_free, H(0, metrale_error))
+STATUS(runtime_new, P(0), P(1), P(2))
+NOTHING(runtime_free, H(0, metrale_runtime))
+STATUS(runtime_memory, H(0, metrale_runtime), P(1), P(2))
+STATUS(runtime_trim, H(0, metrale_runtime), P(1))
+static void ignore_record(void *user, uint32_t level, metrale_status status, const uint8_t *text, size_t len) {
+    (void)user, (void)level, (void)status, (void)text, (void)len;
+}
+STATUS(runtime_log_set, H(0, metrale_runtime), (uint32_t)a[1], a[2] ? ignore_record : NULL, P(3), P(4))
 STATUS(model_probe, P(0), P(1), a[2], P(3), P(4))
 STATUS(plan, P(0), P(1), a[2], P(3), P(4))
 STATUS(load, P(0), P(1), P(2), P(3))
+STATUS(source_path, P(0), a[1], P(2), P(3))
+STATUS(source_buffer, P(0), a[1], a[2], P(3), P(4))
+STATUS(source_fd, (int32_t)a[0], a[1], a[2], a[3], P(4), P(5))
+STATUS(source_reader, (metrale_read_at_fn)a[0], P(1), a[2], a[3], P(4), P(5))
+NOTHING(source_free, H(0, metrale_source))
+STATUS(load_source, H(0, metrale_source), P(1), P(2), P(3))
+STATUS(load_begin, H(0, metrale_source), P(1), P(2), P(3))
+STATUS(load_step, H(0, metrale_loading), a[1], P(2), P(3), P(4))
+STATUS(load_cancel, H(0, metrale_loading), P(1))
+NOTHING(loading_free, H(0, metrale_loading))
 NOTHING(free, H(0, metrale_model))
 STATUS(model_retain, H(0, metrale_model), P(1), P(2))
 STATUS(model_info, H(0, metrale_model), P(1), P(2), P(3))
@@ -105,6 +125,10 @@ static const struct function FUNCTIONS[] = {
     F(prefill, "Stne", 1),         F(decode_step, "Lnoe", 1),    F(seq_feed, "Stne", 1),         F(step, "LndRe", 1),
     F(step_estimate, "Lnze", 1),   F(poll, "Sze", 1),            F(cancel, "Se", 1),             F(cancel_all, "Me", 1),
     F(seq_logits, "Szze", 1),      F(seq_logprobs, "StNoNooe", 1), F(seq_encode, "Stne", 1),    F(seq_beam, "SVoczze", 1),
+    F(source_path, "Pfye", 1),     F(source_buffer, "bnfye", 1), F(source_fd, "kddfye", 1),      F(source_reader, "hudfye", 1),
+    F(source_free, "Y", 0),        F(load_source, "Ylme", 1),    F(load_begin, "Ylwe", 1),       F(load_step, "ZdGme", 1),
+    F(load_cancel, "Ze", 1),       F(loading_free, "Z", 0),      F(runtime_new, "Ove", 1),      F(runtime_free, "U", 0),
+    F(runtime_memory, "UJe", 1),   F(runtime_trim, "Ue", 1),     F(runtime_log_set, "Ufjue", 1),
 };
 enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof FUNCTIONS[0] };
 
