@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// One program for each noun.
-const PROGRAMS: [&str; 14] = [
+const PROGRAMS: [&str; 15] = [
     "library", "errors", "model", "source", "text", "sequence", "state", "step", "sampler", "grammar", "runtime", "structs", "stack",
-    "threads",
+    "threads", "workers",
 ];
 
 fn root() -> &'static Path {
@@ -44,7 +44,7 @@ fn have(tool: &str) -> bool {
 fn compile(name: &str, suffix: &str, link: &[String]) -> PathBuf {
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("c-{name}{suffix}"));
     let mut cc = Command::new("cc");
-    cc.args(["-std=c11", "-D_DEFAULT_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]);
+    cc.args(["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]);
     cc.arg("-I").arg(root().join("include")).arg(root().join(format!("tests/c/{name}.c"))).arg("-o").arg(&program).args(link);
     let done = cc.output().expect("cc runs");
     assert!(done.status.success(), "{name}.c does not compile:\n{}", text(&done.stderr));

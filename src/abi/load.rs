@@ -54,7 +54,7 @@ pub(super) fn pool_of(host: &metrale_load_options) -> Result<Option<Pool>> {
     if host.runtime.is_null() {
         return Ok(None);
     }
-    Ok(Some(handle::get(host.runtime)?.workers.pool(host.threads as usize)))
+    handle::get(host.runtime)?.workers.pool(host.threads as usize).map(Some)
 }
 
 /// The host's options as the engine's. The call becomes one of the runtime they name, so this comes before other handles.

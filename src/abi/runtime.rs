@@ -23,11 +23,11 @@ pub(super) struct RuntimeObject {
 
 /// Makes a runtime: an allocator, a limit of memory, a place for log records and threads, for the models that are loaded
 /// with it (`metrale_load_options.runtime`) and all that is made of them. `options` may be NULL: the system's memory,
-/// counted, and own threads for all processors, which start now. On success `*out` is a handle for
+/// counted, and own threads for all processors, which start with the first load. On success `*out` is a handle for
 /// `metrale_runtime_free`. Any thread.
 ///
 /// Statuses: `METRALE_INVALID_ARGUMENT` (one of `alloc` and `free` without the other, `parallel_for` without
-/// `METRALE_WORKERS_HOST` or the other way round), `METRALE_UNKNOWN_OPTION`, `METRALE_TOO_LARGE` (more than 1,024 own
+/// `METRALE_WORKERS_HOST` or the other way round), `METRALE_UNKNOWN_OPTION`, `METRALE_TOO_LARGE` (more than 1,024
 /// threads), `METRALE_OUT_OF_MEMORY`, `METRALE_UNSUPPORTED` (an allocator, in a build whose memory is not the library's
 /// to direct).
 #[unsafe(no_mangle)]

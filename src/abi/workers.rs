@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::ptr::without_provenance_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::guard::{guard, guard_status, guard_value};
 use super::handle;
@@ -11,52 +11,94 @@ use super::types::{
     METRALE_WORKERS_HOST, METRALE_WORKERS_LENT, METRALE_WORKERS_OWN, metrale_body_fn, metrale_error, metrale_runtime,
     metrale_runtime_options,
 };
+use crate::backend::cpu::crew::MAX_THREADS;
 use crate::backend::cpu::{Crew, ParallelFor, Pool, Team, attend, available_threads};
-use crate::error::{Error, Kind, Result};
+use crate::error::{self, Error, Result};
+use crate::runtime;
 use crate::{bail, ensure};
 
 /// The threads of a runtime.
 pub(super) struct Workers {
-    team: Team,
+    kind: Kind,
     limit: usize,
+    crew: Mutex<Lent>,
+}
+
+enum Kind {
+    Own,
+    Lent,
+    Host(Arc<dyn ParallelFor>),
+}
+
+/// Made when it is first needed.
+#[derive(Default)]
+struct Lent {
+    crew: Option<Arc<Crew>>,
+    ended: bool,
 }
 
 impl Workers {
-    /// As the host wants it; starts own threads.
+    /// As the host wants it.
     pub(super) fn new(host: &metrale_runtime_options) -> Result<Workers> {
         let (limit, what) = (host.threads as usize, "metrale_runtime_options");
         let by_host = host.workers == METRALE_WORKERS_HOST;
         ensure!(by_host == host.parallel_for.is_some(), InvalidArgument, "{what}: parallel_for and METRALE_WORKERS_HOST come together");
-        let team = match (host.workers, host.parallel_for) {
-            (METRALE_WORKERS_OWN, _) => Team::Crew(Arc::new(Crew::own(limit)?)),
-            (METRALE_WORKERS_LENT, _) => Team::Crew(Arc::new(Crew::empty())),
-            (METRALE_WORKERS_HOST, Some(call)) => Team::Host(Arc::new(HostFor { call, user: host.parallel_user })),
+        ensure!(limit <= MAX_THREADS, TooLarge, "{what}.threads is {limit}; at most {MAX_THREADS} are possible");
+        let kind = match (host.workers, host.parallel_for) {
+            (METRALE_WORKERS_OWN, _) => Kind::Own,
+            (METRALE_WORKERS_LENT, _) => Kind::Lent,
+            (METRALE_WORKERS_HOST, Some(call)) => Kind::Host(Arc::new(HostFor { call, user: host.parallel_user })),
             (other, _) => {
                 let text = format!("{what}.workers is {other}; it must be one of METRALE_WORKERS_*");
-                return Err(Error::new(Kind::UnknownOption, text).named("workers"));
+                return Err(Error::new(error::Kind::UnknownOption, text).named("workers"));
             }
         };
-        Ok(Workers { team, limit: if limit == 0 { available_threads() } else { limit } })
+        Ok(Workers { kind, limit, crew: Mutex::default() })
     }
 
     /// What a model computes with that wants at most `threads`; 0 takes what the runtime has.
-    pub(super) fn pool(&self, threads: usize) -> Pool {
-        Pool::of(self.team.clone(), if threads == 0 { self.limit } else { threads.min(self.limit) })
+    pub(super) fn pool(&self, threads: usize) -> Result<Pool> {
+        let most = if self.limit == 0 { available_threads() } else { self.limit };
+        let team = match &self.kind {
+            Kind::Host(host) => Team::Host(Arc::clone(host)),
+            _ => Team::Crew(self.crew()?),
+        };
+        Ok(Pool::of(team, if threads == 0 { most } else { threads.min(most) }))
     }
 
     /// The runtime's handle is gone: lent threads go home.
     pub(super) fn end(&self) {
-        if let Team::Crew(crew) = &self.team {
+        let mut lent = lock(&self.crew);
+        lent.ended = true;
+        if let Some(crew) = &lent.crew {
             crew.end();
         }
     }
 
-    fn crew(&self) -> Result<&Crew> {
-        match &self.team {
-            Team::Crew(crew) => Ok(crew),
-            Team::Host(_) => bail!(InvalidState, "this runtime computes with the host's parallel_for, so threads cannot be lent"),
+    /// Where threads are lent.
+    fn crew(&self) -> Result<Arc<Crew>> {
+        let mut lent = lock(&self.crew);
+        if let Some(crew) = &lent.crew {
+            return Ok(Arc::clone(crew));
         }
+        // It is the runtime's and not the call's that happens to need it first.
+        let _outside = runtime::outside();
+        let crew = Arc::new(match self.kind {
+            Kind::Own => Crew::own(self.limit)?,
+            Kind::Lent => Crew::empty(),
+            Kind::Host(_) => bail!(InvalidState, "this runtime computes with the host's parallel_for, so threads cannot be lent"),
+        });
+        if lent.ended {
+            crew.end();
+        }
+        lent.crew = Some(Arc::clone(&crew));
+        Ok(crew)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What it holds is whole at every moment.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The host's `parallel_for`.
@@ -97,7 +139,8 @@ unsafe extern "C" fn body(arg: *mut c_void, index: usize) {
 pub extern "C" fn metrale_runtime_run_worker(runtime: *const metrale_runtime, err: *mut *mut metrale_error) -> metrale_status {
     guard_status(err, || {
         let object = handle::get(runtime)?;
-        object.workers.crew()?.lend()?;
+        let crew = object.workers.crew()?;
+        crew.lend()?;
         Ok(if handle::get(runtime).is_ok() { METRALE_OK } else { METRALE_DONE })
     })
 }
@@ -108,7 +151,9 @@ pub extern "C" fn metrale_runtime_run_worker(runtime: *const metrale_runtime, er
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_runtime_release_workers(runtime: *const metrale_runtime, err: *mut *mut metrale_error) -> metrale_status {
     guard(err, || {
-        handle::get(runtime)?.workers.crew()?.release();
+        if let Some(crew) = &lock(&handle::get(runtime)?.workers.crew).crew {
+            crew.release();
+        }
         Ok(())
     })
 }

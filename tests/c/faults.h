@@ -4,7 +4,7 @@
  *   L handles of sequences           t tokens   s text   r chat request   B saved state   g stages   P path   K key   read
  *   n how many of the pointer before (the function must refuse a size before it reads), N as n, but all would be read
  *   b bytes of a file   h function that reads   j function for log records   u what it is called with    read later
- *   o buffer   c its capacity   z place for a number or pointer   I F W R G J structs to fill            written
+ *   o buffer   c its capacity   z place for a number or pointer   I F W R G J D structs to fill          written
  *   m q a x y w v place for a new model, sequence, sampler, text stream, source, load, runtime    e place for the error
  *   l T Q V O options of a load, text stream, sequence, beam search, runtime
  *   d i f k a number: 64 bits, a token, flags, a file descriptor
@@ -52,6 +52,10 @@ STATUS(runtime_new, P(0), P(1), P(2))
 NOTHING(runtime_free, H(0, metrale_runtime))
 STATUS(runtime_memory, H(0, metrale_runtime), P(1), P(2))
 STATUS(runtime_trim, H(0, metrale_runtime), P(1))
+STATUS(runtime_run_worker, H(0, metrale_runtime), P(1))
+STATUS(runtime_release_workers, H(0, metrale_runtime), P(1))
+static int64_t call_device_count(const uintptr_t *a) { (void)a; return metrale_device_count() != 1; }
+STATUS(device_info, a[0], P(1), P(2))
 static void ignore_record(void *user, uint32_t level, metrale_status status, const uint8_t *text, size_t len) {
     (void)user, (void)level, (void)status, (void)text, (void)len;
 }
@@ -129,6 +133,7 @@ static const struct function FUNCTIONS[] = {
     F(source_free, "Y", 0),        F(load_source, "Ylme", 1),    F(load_begin, "Ylwe", 1),       F(load_step, "ZdGme", 1),
     F(load_cancel, "Ze", 1),       F(loading_free, "Z", 0),      F(runtime_new, "Ove", 1),      F(runtime_free, "U", 0),
     F(runtime_memory, "UJe", 1),   F(runtime_trim, "Ue", 1),     F(runtime_log_set, "Ufjue", 1),
+    F(runtime_run_worker, "Ue", 1), F(runtime_release_workers, "Ue", 1), F(device_count, "", 0), F(device_info, "fDe", 1),
 };
 enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof FUNCTIONS[0] };
 

@@ -1,5 +1,6 @@
 /* A plugin's life: the library is opened by name, used, closed and opened again. It may stay resident; it may not
  * crash, whatever was left unfreed. The second argument is the library's path, a third asks for a quick run. */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,6 +20,15 @@ static void *symbol(const char *name) {
         exit(1);
     }
     return found;
+}
+
+static size_t thread_count(void) {
+    size_t count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    if (tasks == NULL) return 1;
+    for (struct dirent *task; (task = readdir(tasks)) != NULL;) count += task->d_name[0] != '.';
+    closedir(tasks);
+    return count;
 }
 
 static int use(const char *path, int leave_all) {
@@ -46,6 +56,10 @@ int main(int argc, char **argv) {
         library = dlopen(argv[2], RTLD_NOW | RTLD_LOCAL);
         if (library == NULL) {
             fprintf(stderr, "%s\n", dlerror());
+            return 1;
+        }
+        if (thread_count() != 1) {
+            fprintf(stderr, "%zu threads after the library was opened\n", thread_count());
             return 1;
         }
         int failed = use(argv[1], round == rounds - 1);

@@ -54,7 +54,7 @@ const LENT: usize = 1;
 /// Runs that can be helped at once; further ones are run by their leaders alone.
 const POSTS: usize = 8;
 /// Most threads a crew may be told to have: far above any machine this runs on, far below what exhausts the system.
-const MAX_THREADS: usize = super::meeting::MOST;
+pub const MAX_THREADS: usize = super::meeting::MOST;
 /// Helpers call kernels with small frames; the largest scratch arrays are tens of kilobytes.
 const STACK: usize = 1 << 20;
 /// Looks before yielding: about 50 us, the time within which the next decode step usually begins.
