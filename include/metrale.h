@@ -165,6 +165,26 @@ typedef struct metrale_text metrale_text;
 // this header does not name; their sign still tells.
 typedef int32_t metrale_status;
 
+// What a device is. Set `struct_size` before the call.
+typedef struct {
+    // `sizeof(metrale_device)` as the host was compiled.
+    size_t struct_size;
+    // `METRALE_DEVICE_*`.
+    uint32_t kind;
+    // Processors the calling thread may use, by its affinity mask and control groups.
+    uint32_t threads;
+    // Bytes this process may take in all; 0 where the system does not say.
+    uint64_t memory_total;
+    // Bytes it may still take.
+    uint64_t memory_free;
+    // The maker's name of the device: NUL-terminated, lives as long as the library, as the next ones do.
+    const char *name;
+    // The kernels in use: `"scalar"`, `"avx2"` or `"avx512"`.
+    const char *kernels;
+    // Instruction sets found, parted by spaces: `"avx2 fma f16c"`. Empty for a processor without any that are used.
+    const char *instruction_sets;
+} metrale_device;
+
 // Gives `size` bytes, at least 1, at a multiple of `align`, a power of two; NULL when there are none, which ends the
 // call in `METRALE_OUT_OF_MEMORY`. Called on any thread, also on several at once, during calls on the runtime's objects
 // and on threads of its models. It calls no function of this library, and it returns: no exception and no `longjmp`
@@ -576,6 +596,15 @@ bool metrale_error_retry(const metrale_error *err);
 // Frees an error and ends the life of its strings. NULL and handles that are none are ignored. Any thread.
 void metrale_error_free(metrale_error *err);
 
+// Number of devices that models can run on; at least 1, since device 0 is the processor. Any thread.
+size_t metrale_device_count(void);
+
+// Fills `*out`, whose `struct_size` must be set, with what device `index` is, and what it has free at the moment. Any
+// thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_NOT_FOUND` (there is no device of this index).
+metrale_status metrale_device_info(size_t index, metrale_device *out, metrale_error **err);
+
 // Makes a runtime: an allocator, a limit of memory, a place for log records and threads, for the models that are loaded
 // with it (`metrale_load_options.runtime`) and all that is made of them. `options` may be NULL: the system's memory,
 // counted, and own threads for all processors, which start with the first load. On success `*out` is a handle for
@@ -611,6 +640,23 @@ metrale_status metrale_runtime_log_set(metrale_runtime *runtime,
                                        metrale_log_fn log,
                                        void *user,
                                        metrale_error **err);
+
+// Lends the calling thread to the runtime: it helps whatever is computed with the runtime's models, sleeps when there is
+// nothing to do, and returns when `metrale_runtime_release_workers` is called (`METRALE_OK`) or the runtime's handle is
+// freed (`METRALE_DONE`). In the middle of a step it leaves when its piece of work is done, some microseconds to
+// milliseconds later. Results do not depend on who helps. Any number of threads may be lent; those beyond the number of
+// processors sleep. 64 KiB of stack are enough.
+//
+// Statuses: `METRALE_INVALID_HANDLE`, `METRALE_INVALID_STATE` (the runtime uses `parallel_for`), `METRALE_BUSY` (called
+// by a thread that is inside another call).
+metrale_status metrale_runtime_run_worker(const metrale_runtime *runtime,
+                                          metrale_error **err);
+
+// Sends all lent threads home: every `metrale_runtime_run_worker` that is under way returns soon, and this call does not
+// wait for it. What is being computed goes on without them. Threads may be lent again afterwards, so one that was about to
+// be lent at this moment stays; freeing the runtime takes care of those. Any thread.
+metrale_status metrale_runtime_release_workers(const metrale_runtime *runtime,
+                                               metrale_error **err);
 
 // What a model file or folder holds, from its headers alone, as a JSON object: `format`, `model_type`, `parameters`,
 // `bytes`, `context`, `vocab`, `tensors` and more. The text, without a NUL, goes to `out` and its length to
