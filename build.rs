@@ -17,6 +17,8 @@ fn main() {
         return;
     }
     println!("cargo:rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
+    // Resident: threads of a model that is still loaded, or of the host with destructors of ours, may outlive a dlclose.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     if !takes_wrapper() {
         println!("cargo:warning=the linker driver takes no -wrapper: libmetrale.so will have no SONAME and no symbol versions");
         return;

@@ -110,6 +110,37 @@
 // Adds `value` to the logit of `token`; minus infinity rules the token out.
 #define METRALE_STAGE_BIAS 9
 
+// Locally typical sampling: keeps tokens, those first whose surprise is nearest to the entropy of the row, until their
+// probabilities reach `value` (0 to 1), and at least one.
+#define METRALE_STAGE_TYPICAL 10
+
+// Top-n-sigma: keeps logits of at least the highest minus `value` standard deviations of the logits that were not ruled out.
+#define METRALE_STAGE_TOP_N_SIGMA 11
+
+// Exclude top choices: in a share of `second` (0 to 1) of all draws, of the tokens that are at least `value` (0 to 1) likely
+// all but the least likely go. Above 0.5 `value` never finds two.
+#define METRALE_STAGE_XTC 12
+
+// Mirostat, first version: keeps as many of the likeliest tokens as make the surprise of the drawn one about `value` bits,
+// by an exponent that is estimated from the likeliest `count` (at least 2; 100 is usual), and learns from the error at the
+// rate `second` (0.1 is usual). Only as the last stage. Its state belongs to the sequence, like the generator.
+#define METRALE_STAGE_MIROSTAT 13
+
+// Mirostat, second version: keeps tokens up to a surprise that follows the drawn ones, so that they come to `value` bits; the
+// rate is `second`. Only as the last stage. Its state belongs to the sequence, like the generator.
+#define METRALE_STAGE_MIROSTAT_V2 14
+
+// Don't repeat yourself: where a token would make a passage longer that occurs before among the newest `count` tokens (0: all)
+// and has `length` (at least 1) or more tokens, subtracts `value` times `second` (at least 1) to the power of the tokens it has
+// beyond `length`.
+#define METRALE_STAGE_DRY 15
+
+// No passage that a DRY stage of this sampler sees reaches over `token`. Its place does not matter.
+#define METRALE_STAGE_DRY_BREAKER 16
+
+// The host's function of `metrale_sampler_set_hook`. No field is used.
+#define METRALE_STAGE_HOOK 17
+
 // `metrale_tokenize` puts the tokens around the text that the model was trained to see there.
 #define METRALE_TOKENIZE_ADD_SPECIAL 1
 
@@ -147,7 +178,7 @@ typedef struct metrale_model metrale_model;
 // threads of their own.
 typedef struct metrale_runtime metrale_runtime;
 
-// A recipe for choosing tokens: immutable, may serve any number of sequences.
+// A recipe for choosing tokens; may serve any number of sequences, each of which takes a copy.
 typedef struct metrale_sampler metrale_sampler;
 
 // One timeline of tokens with its cache, recurrent state and sampler. One call at a time may change it; a second
@@ -382,9 +413,30 @@ typedef struct {
     metrale_token token;
     // The stage's number.
     float value;
+    // Its second number.
+    float second;
+    // A length in tokens.
+    uint32_t length;
     // Must be zero.
-    uint32_t reserved[4];
+    uint32_t reserved[2];
 } metrale_sampler_stage;
+
+// Called where `METRALE_STAGE_HOOK` stands among a sampler's stages, on the thread that steps, once for each token to be
+// chosen. `logits` are `count` floats, one for each token: what earlier stages made of them, minus infinity for a token that
+// they or the sequence's grammar ruled out; it may change them. A token that was ruled out stays so, whatever is written;
+// minus infinity rules one out; NaN and infinity end the step with `METRALE_NUMERIC_FAULT`. `history` are the sequence's
+// `history_count` tokens, prompt included. Both pointers are valid during the call. `user` is the host's.
+//
+// Returns 0, or any other number to fail: the sequence is then as before, its status is the number if that is an error of
+// this header, else `METRALE_CANCELLED`, and other sequences of a `metrale_step` go on. The function must return: no
+// exception and no `longjmp` may leave it. What it does may depend on its arguments only: where a step leaves off in the
+// middle it is called again, and must come to the same. It may look at other sequences and work on them, but not call
+// `metrale_step` (`METRALE_INVALID_STATE`); the sequence it is called for is `METRALE_BUSY`.
+typedef int32_t (*metrale_hook_fn)(void *user,
+                                   float *logits,
+                                   size_t count,
+                                   const metrale_token *history,
+                                   size_t history_count);
 
 // How to make a sequence. Zero is the default of every field.
 typedef struct {
@@ -939,6 +991,18 @@ metrale_status metrale_sampler_new(const metrale_sampler_stage *stages,
                                    metrale_sampler **out,
                                    metrale_error **err);
 
+// Says what the stages `METRALE_STAGE_HOOK` of a sampler do: `hook` is called with `user`, see `metrale_hook_fn`; NULL takes it away.
+// Sequences that get the sampler from now on have it, until they get another; those that have a copy keep what they have. So both
+// pointers must stay valid until those sequences, and forks and marks of them, are gone or have another sampler. One function may be
+// called on several threads at once, for sequences that are stepped there. A sequence does not take a sampler with such a stage and no
+// hook. Any thread.
+//
+// Statuses: `METRALE_INVALID_STATE` (the sampler has no such stage).
+metrale_status metrale_sampler_set_hook(metrale_sampler *sampler,
+                                        metrale_hook_fn hook,
+                                        void *user,
+                                        metrale_error **err);
+
 // Frees a sampler; sequences that use it have their own copy. NULL and handles that are none are ignored. Any thread.
 void metrale_sampler_free(metrale_sampler *sampler);
 
@@ -955,11 +1019,21 @@ metrale_status metrale_grammar_json_schema(const metrale_model *model,
                                            metrale_grammar **out,
                                            metrale_error **err);
 
-// As `metrale_grammar_json_schema` for a grammar in GBNF: rules `name ::= ...`, the start is `root`. A text without such rules is read in
-// Lark's notation, with the start `start`. Where rules are recursive, parts between them that are not take the longest text they can.
+// As `metrale_grammar_json_schema` for a grammar in GBNF: rules `name ::= ...`, the start is `root`. Where rules are recursive, parts
+// between them that are not take the longest text they can.
 //
 // Statuses: as `metrale_grammar_json_schema`.
 metrale_status metrale_grammar_gbnf(const metrale_model *model,
+                                    const uint8_t *source,
+                                    size_t len,
+                                    metrale_grammar **out,
+                                    metrale_error **err);
+
+// As `metrale_grammar_json_schema` for a grammar in Lark's notation: rules `name: ...`, terminals `NAME: ...`, the start is `start`.
+// Terminals take the longest text they can.
+//
+// Statuses: as `metrale_grammar_json_schema`.
+metrale_status metrale_grammar_lark(const metrale_model *model,
                                     const uint8_t *source,
                                     size_t len,
                                     metrale_grammar **out,
@@ -996,7 +1070,7 @@ metrale_status metrale_seq_grammar(metrale_seq *seq,
 //
 // Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_LIMIT_EXCEEDED` (more context than the model was loaded for),
 // `METRALE_INVALID_ARGUMENT`, `METRALE_TOO_LARGE`, `METRALE_UNKNOWN_OPTION`,
-// `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary).
+// `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_INVALID_STATE` (its hook was not set).
 metrale_status metrale_seq_new(metrale_model *model,
                                const metrale_seq_options *options,
                                metrale_seq **out,
@@ -1024,8 +1098,11 @@ metrale_status metrale_seq_truncate(metrale_seq *seq,
 // Changes how the sequence's next tokens are chosen, starting from the sampler's seed. NULL is greedy. The sampler is
 // copied and may be freed afterwards.
 //
-// Statuses: `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_BUSY`.
-metrale_status metrale_seq_sampling(metrale_seq *seq, const metrale_sampler *sampler, metrale_error **err);
+// Statuses: `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_INVALID_STATE` (its hook was not
+// set), `METRALE_BUSY`.
+metrale_status metrale_seq_sampling(metrale_seq *seq,
+                                    const metrale_sampler *sampler,
+                                    metrale_error **err);
 
 // Makes a second sequence that holds the same tokens and will choose the same ones. Memory is shared page by page until one of
 // the two writes, so a fork costs a list of pages and one row of logits. Marks stay with the original. `*out` is a handle for
@@ -1067,11 +1144,13 @@ metrale_status metrale_seq_match(const metrale_seq *seq,
                                  size_t *out_count,
                                  metrale_error **err);
 
-// Writes the sequence's state as bytes: tokens, keys and values, recurrent state, logits, the sampler's generator. They carry a version, a
-// fingerprint of the model and of how it was loaded, and a checksum. `*out_len` gets the size; with too small a `capacity` the status is
-// `METRALE_MORE` and nothing else is written. Marks are not saved. Safe beside other calls that take a const sequence.
+// Writes the sequence's state as bytes: tokens, keys and values, recurrent state, logits, the sampler's state (generator, mirostat)
+// and how far its grammar was followed. They carry a version, fingerprints of the model, of how it was loaded and of the grammar,
+// and checksums. `*out_len` gets the size; with too small a `capacity` the status is `METRALE_MORE` and nothing else is written.
+// Marks are not saved, nor are the sampler's stages and the grammar itself, which the host sets on the sequence that it restores.
+// Safe beside other calls that take a const sequence.
 //
-// Statuses: `METRALE_MORE`, `METRALE_UNSUPPORTED` (it follows a grammar), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+// Statuses: `METRALE_MORE`, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 metrale_status metrale_seq_save(const metrale_seq *seq,
                                 uint8_t *out,
                                 size_t capacity,
@@ -1079,10 +1158,13 @@ metrale_status metrale_seq_save(const metrale_seq *seq,
                                 metrale_error **err);
 
 // Becomes what `metrale_seq_save` wrote, from a sequence of the same model loaded the same way. The stages of the sampler stay, its
-// generator goes to where it was; marks and a grammar end. All or nothing: on error the sequence is as before.
+// state goes to where it was. Where the saved sequence followed a grammar, this one must have the same grammar set (compiled from
+// the same text; how far it was followed does not matter) and goes on in it from where it was saved; else a grammar in force is
+// lifted. Marks end. All or nothing: on error the sequence is as before.
 //
-// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_MISMATCH` (another model, or other load options),
-// `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_MISMATCH` (another model, other load options, or another
+// grammar), `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_LIMIT_EXCEEDED` (the way through the grammar
+// takes more work than is allowed), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 metrale_status metrale_seq_restore(metrale_seq *seq,
                                    const uint8_t *bytes,
                                    size_t len,
@@ -1165,7 +1247,7 @@ metrale_status metrale_seq_feed(metrale_seq *seq,
 // before it stay.
 //
 // Statuses, with the index of the sequence: `METRALE_INVALID_ARGUMENT` (listed twice, or of another model),
-// `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+// `METRALE_INVALID_STATE` (called from a sampler's hook), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 metrale_status metrale_step(metrale_seq *const *seqs,
                             size_t count,
                             uint64_t budget_ns,

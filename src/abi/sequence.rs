@@ -10,6 +10,7 @@ use super::status::metrale_status;
 use super::types::*;
 use super::versioned;
 use crate::engine::{Canceller, Chooser, Sequence, SequenceOptions};
+use crate::ensure;
 use crate::error::{Error, Kind, Result};
 use crate::sampling::Sampler;
 
@@ -66,7 +67,7 @@ fn refused<G>(cause: TryLockError<G>) -> Error {
 ///
 /// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_LIMIT_EXCEEDED` (more context than the model was loaded for),
 /// `METRALE_INVALID_ARGUMENT`, `METRALE_TOO_LARGE`, `METRALE_UNKNOWN_OPTION`,
-/// `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary).
+/// `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_INVALID_STATE` (its hook was not set).
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_seq_new(
     model: *mut metrale_model,
@@ -100,6 +101,11 @@ fn sampler(host: *const metrale_sampler, vocab: usize) -> Result<Sampler> {
     }
     let sampler = handle::get(host)?.copy();
     sampler.check_vocab(vocab)?;
+    ensure!(
+        !sampler.wants_hook() || sampler.has_hook(),
+        InvalidState,
+        "the sampler has a stage METRALE_STAGE_HOOK, but metrale_sampler_set_hook was not called"
+    );
     Ok(sampler)
 }
 
@@ -162,7 +168,8 @@ pub extern "C" fn metrale_seq_truncate(seq: *mut metrale_seq, length: usize, err
 /// Changes how the sequence's next tokens are chosen, starting from the sampler's seed. NULL is greedy. The sampler is
 /// copied and may be freed afterwards.
 ///
-/// Statuses: `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_BUSY`.
+/// Statuses: `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_INVALID_STATE` (its hook was not
+/// set), `METRALE_BUSY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_seq_sampling(
     seq: *mut metrale_seq,

@@ -10,10 +10,8 @@ use super::pointer;
 use super::sequence::{SequenceObject, SequenceState};
 use super::status::{METRALE_MORE, metrale_status};
 use super::types::*;
-use crate::engine::{Chooser, Mark, Snapshot};
+use crate::engine::{Chooser, Mark, SavedChooser, Snapshot};
 use crate::error::{Error, Kind, Result};
-use crate::sampling::State as SamplerState;
-use crate::{bail, ensure};
 
 /// A mark of the host's: its number, the engine's mark, and the chooser as it was.
 pub(super) struct HostMark {
@@ -129,14 +127,13 @@ pub extern "C" fn metrale_seq_match(
     })
 }
 
-/// Bytes in front of the snapshot: the generator's state, and its complement as a check.
-const HEAD: usize = 16;
-
-/// Writes the sequence's state as bytes: tokens, keys and values, recurrent state, logits, the sampler's generator. They carry a version, a
-/// fingerprint of the model and of how it was loaded, and a checksum. `*out_len` gets the size; with too small a `capacity` the status is
-/// `METRALE_MORE` and nothing else is written. Marks are not saved. Safe beside other calls that take a const sequence.
+/// Writes the sequence's state as bytes: tokens, keys and values, recurrent state, logits, the sampler's state (generator, mirostat)
+/// and how far its grammar was followed. They carry a version, fingerprints of the model, of how it was loaded and of the grammar,
+/// and checksums. `*out_len` gets the size; with too small a `capacity` the status is `METRALE_MORE` and nothing else is written.
+/// Marks are not saved, nor are the sampler's stages and the grammar itself, which the host sets on the sequence that it restores.
+/// Safe beside other calls that take a const sequence.
 ///
-/// Statuses: `METRALE_MORE`, `METRALE_UNSUPPORTED` (it follows a grammar), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+/// Statuses: `METRALE_MORE`, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_seq_save(
     seq: *const metrale_seq,
@@ -149,44 +146,38 @@ pub extern "C" fn metrale_seq_save(
         let len = pointer::out(out_len, "out_len")?;
         let object = handle::get(seq)?;
         let state = object.shared()?;
-        ensure!(
-            state.chooser.constraint.is_none(),
-            Unsupported,
-            "the sequence follows a grammar, which cannot be saved; lift it first with metrale_seq_grammar(seq, NULL, &err)"
-        );
         let snapshot = state.sequence.snapshot()?;
-        let needed = HEAD + snapshot.byte_len();
+        let needed = state.chooser.byte_len() + snapshot.byte_len();
         if capacity < needed {
             len.set(needed);
             return Ok(METRALE_MORE);
         }
-        let generator = state.chooser.sampler.state().to_bits();
         let mut bytes = crate::error::vec_with_capacity(needed, "a saved sequence")?;
-        bytes.extend_from_slice(&generator.to_le_bytes());
-        bytes.extend_from_slice(&(!generator).to_le_bytes());
+        state.chooser.write_bytes(&mut bytes);
         bytes.extend_from_slice(&snapshot.to_bytes()?);
         pointer::sized(&bytes, out, capacity, len)
     })
 }
 
 /// Becomes what `metrale_seq_save` wrote, from a sequence of the same model loaded the same way. The stages of the sampler stay, its
-/// generator goes to where it was; marks and a grammar end. All or nothing: on error the sequence is as before.
+/// state goes to where it was. Where the saved sequence followed a grammar, this one must have the same grammar set (compiled from
+/// the same text; how far it was followed does not matter) and goes on in it from where it was saved; else a grammar in force is
+/// lifted. Marks end. All or nothing: on error the sequence is as before.
 ///
-/// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_MISMATCH` (another model, or other load options),
-/// `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+/// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_MISMATCH` (another model, other load options, or another
+/// grammar), `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_LIMIT_EXCEEDED` (the way through the grammar
+/// takes more work than is allowed), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_seq_restore(seq: *mut metrale_seq, bytes: *const u8, len: usize, err: *mut *mut metrale_error) -> metrale_status {
     guard(err, || {
         let object = handle::get(seq)?;
         let bytes = pointer::slice(bytes, len, "bytes")?;
         let mut state = object.exclusive()?;
-        let Some((head, rest)) = bytes.split_at_checked(HEAD) else { bail!(CorruptFile, "saved sequence: {len} bytes are too few") };
-        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| head[at + i]));
-        ensure!(word(0) == !word(8), CorruptFile, "saved sequence: its first {HEAD} bytes contradict each other");
+        let (saved, rest) = SavedChooser::from_bytes(bytes)?;
         let snapshot = Snapshot::from_bytes(state.sequence.engine(), rest)?;
+        let constraint = saved.constraint(state.chooser.constraint.as_ref(), snapshot.tokens())?;
         state.sequence.restore(&snapshot)?;
-        state.chooser.sampler.restore(SamplerState::from_bits(word(0)));
-        state.chooser.constraint = None;
+        state.chooser.resume(&saved, constraint);
         state.marks.clear();
         Ok(())
     })

@@ -50,7 +50,7 @@ pub extern "C" fn metrale_seq_feed(
 /// before it stay.
 ///
 /// Statuses, with the index of the sequence: `METRALE_INVALID_ARGUMENT` (listed twice, or of another model),
-/// `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+/// `METRALE_INVALID_STATE` (called from a sampler's hook), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_step(
     seqs: *const *mut metrale_seq,

@@ -36,7 +36,7 @@ pub struct metrale_seq {
     _opaque: [u8; 0],
 }
 
-/// A recipe for choosing tokens: immutable, may serve any number of sequences.
+/// A recipe for choosing tokens; may serve any number of sequences, each of which takes a copy.
 pub struct metrale_sampler {
     _opaque: [u8; 0],
 }
@@ -378,6 +378,30 @@ pub const METRALE_STAGE_FREQUENCY: u32 = 8;
 /// Adds `value` to the logit of `token`; minus infinity rules the token out.
 pub const METRALE_STAGE_BIAS: u32 = 9;
 
+/// Locally typical sampling: keeps tokens, those first whose surprise is nearest to the entropy of the row, until their
+/// probabilities reach `value` (0 to 1), and at least one.
+pub const METRALE_STAGE_TYPICAL: u32 = 10;
+/// Top-n-sigma: keeps logits of at least the highest minus `value` standard deviations of the logits that were not ruled out.
+pub const METRALE_STAGE_TOP_N_SIGMA: u32 = 11;
+/// Exclude top choices: in a share of `second` (0 to 1) of all draws, of the tokens that are at least `value` (0 to 1) likely
+/// all but the least likely go. Above 0.5 `value` never finds two.
+pub const METRALE_STAGE_XTC: u32 = 12;
+/// Mirostat, first version: keeps as many of the likeliest tokens as make the surprise of the drawn one about `value` bits,
+/// by an exponent that is estimated from the likeliest `count` (at least 2; 100 is usual), and learns from the error at the
+/// rate `second` (0.1 is usual). Only as the last stage. Its state belongs to the sequence, like the generator.
+pub const METRALE_STAGE_MIROSTAT: u32 = 13;
+/// Mirostat, second version: keeps tokens up to a surprise that follows the drawn ones, so that they come to `value` bits; the
+/// rate is `second`. Only as the last stage. Its state belongs to the sequence, like the generator.
+pub const METRALE_STAGE_MIROSTAT_V2: u32 = 14;
+/// Don't repeat yourself: where a token would make a passage longer that occurs before among the newest `count` tokens (0: all)
+/// and has `length` (at least 1) or more tokens, subtracts `value` times `second` (at least 1) to the power of the tokens it has
+/// beyond `length`.
+pub const METRALE_STAGE_DRY: u32 = 15;
+/// No passage that a DRY stage of this sampler sees reaches over `token`. Its place does not matter.
+pub const METRALE_STAGE_DRY_BREAKER: u32 = 16;
+/// The host's function of `metrale_sampler_set_hook`. No field is used.
+pub const METRALE_STAGE_HOOK: u32 = 17;
+
 /// One stage of a sampler. This struct never grows; fields that its stage does not use must be zero.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -390,9 +414,28 @@ pub struct metrale_sampler_stage {
     pub token: metrale_token,
     /// The stage's number.
     pub value: f32,
+    /// Its second number.
+    pub second: f32,
+    /// A length in tokens.
+    pub length: u32,
     /// Must be zero.
-    pub reserved: [u32; 4],
+    pub reserved: [u32; 2],
 }
+
+/// Called where `METRALE_STAGE_HOOK` stands among a sampler's stages, on the thread that steps, once for each token to be
+/// chosen. `logits` are `count` floats, one for each token: what earlier stages made of them, minus infinity for a token that
+/// they or the sequence's grammar ruled out; it may change them. A token that was ruled out stays so, whatever is written;
+/// minus infinity rules one out; NaN and infinity end the step with `METRALE_NUMERIC_FAULT`. `history` are the sequence's
+/// `history_count` tokens, prompt included. Both pointers are valid during the call. `user` is the host's.
+///
+/// Returns 0, or any other number to fail: the sequence is then as before, its status is the number if that is an error of
+/// this header, else `METRALE_CANCELLED`, and other sequences of a `metrale_step` go on. The function must return: no
+/// exception and no `longjmp` may leave it. What it does may depend on its arguments only: where a step leaves off in the
+/// middle it is called again, and must come to the same. It may look at other sequences and work on them, but not call
+/// `metrale_step` (`METRALE_INVALID_STATE`); the sequence it is called for is `METRALE_BUSY`.
+pub type metrale_hook_fn = Option<
+    unsafe extern "C" fn(user: *mut c_void, logits: *mut f32, count: usize, history: *const metrale_token, history_count: usize) -> i32,
+>;
 
 /// `metrale_tokenize` puts the tokens around the text that the model was trained to see there.
 pub const METRALE_TOKENIZE_ADD_SPECIAL: u32 = 1;

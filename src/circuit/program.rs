@@ -157,9 +157,8 @@ impl Program {
         // Written by the leader, who is one thread for the whole run.
         let (open, place) = (AtomicUsize::new(progress.open), AtomicUsize::new(progress.place));
         let job = |worker: &Worker<'_>| {
-            let _buffers = shelf.borrow(worker.is_leader());
             let start = if worker.is_leader() { place.load(Ordering::Relaxed) } else { worker.start() };
-            let (ended, section) = self.walk(worker, &frame, &pause, start);
+            let (ended, section) = shelf.lend(worker.is_leader(), || self.walk(worker, &frame, &pause, start));
             if worker.is_leader() {
                 open.store(section, Ordering::Relaxed);
                 place.store(ended, Ordering::Relaxed);

@@ -6,6 +6,8 @@
 use super::{Sequence, forward};
 use crate::ensure;
 use crate::error::{Error, Kind, Result, vec_with_capacity};
+use crate::sampling;
+use std::cmp::Ordering;
 
 /// How to search.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -133,13 +135,11 @@ fn step(start: &Sequence, options: &BeamOptions, live: &[Beam], length: usize, d
 /// The `count` likeliest next tokens of a beam; ties go to the lower id.
 fn best(beam: &Beam, parent: usize, count: usize, out: &mut Vec<Candidate>) -> Result<()> {
     let row = beam.sequence.logits()?;
-    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = row.iter().map(|v| f64::from(v - most).exp()).sum();
-    ensure!(total.is_finite() && total > 0.0, InvalidState, "the row of logits has no probabilities");
-    let normaliser = f64::from(most) + total.ln();
+    let normaliser = sampling::log_sum(row).map_err(|e| beam.sequence.located(e))?;
     let mut order = vec_with_capacity(row.len(), "the order of a row")?;
     order.extend(0..row.len() as u32);
-    let before = |a: &u32, b: &u32| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b));
+    // No total order: minus zero ties with zero.
+    let before = |a: &u32, b: &u32| row[*b as usize].partial_cmp(&row[*a as usize]).unwrap_or(Ordering::Equal).then(a.cmp(b));
     if count < order.len() {
         order.select_nth_unstable_by(count, before);
         order.truncate(count);

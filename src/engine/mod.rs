@@ -6,9 +6,11 @@
 
 mod beam;
 mod cancel;
+mod chooser_bytes;
 mod cost;
 mod encode;
 mod explain;
+mod fault;
 mod forward;
 pub mod generate;
 mod info;
@@ -31,6 +33,7 @@ mod warm;
 
 pub use beam::{BeamOptions, Hypothesis, beam};
 pub use cancel::Canceller;
+pub use chooser_bytes::SavedChooser;
 pub use explain::{Bodies, Captured, explain};
 pub use forward::forward;
 pub use generate::{Chooser, decode_step};

@@ -15,6 +15,7 @@ use crate::backend::cpu::pause::Control;
 use crate::circuit::Outcome;
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
+use crate::sampling::in_hook;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -100,6 +101,7 @@ pub fn step<'b>(
     let deadline = budget.and_then(|budget| Instant::now().checked_add(budget));
     let count = sequences.len();
     ensure!(choosers.len() == count && out.len() == count, Internal, "a step over slices of different lengths");
+    ensure!(!in_hook(), InvalidState, "a sampler's hook is running on this thread, for a step that must end first");
     let Some(first) = sequences.first() else { return Ok(()) };
     let engine = Arc::clone(first.engine());
     same_engine(&engine, sequences.iter().map(|s| &**s))?;

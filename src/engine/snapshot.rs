@@ -113,13 +113,13 @@ impl Snapshot {
 }
 
 /// Bytes taken from the front, never past the end.
-struct Reader<'a> {
-    bytes: &'a [u8],
-    at: usize,
+pub(super) struct Reader<'a> {
+    pub bytes: &'a [u8],
+    pub at: usize,
 }
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, n: usize) -> Result<&'a [u8]> {
+    pub fn take(&mut self, n: usize) -> Result<&'a [u8]> {
         let taken = self.bytes.get(self.at..).and_then(|rest| rest.get(..n)).ok_or_else(|| {
             Error::new(Kind::CorruptFile, format!("snapshot: {n} bytes at {} are past its end at {}", self.at, self.bytes.len()))
                 .at(self.at as u64)
@@ -128,13 +128,13 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    fn chunk<const N: usize>(&mut self) -> Result<&'a [u8; N]> {
+    pub fn chunk<const N: usize>(&mut self) -> Result<&'a [u8; N]> {
         self.take(N).map(|bytes| bytes.first_chunk().expect("take() gave N bytes"))
     }
 }
 
 /// FNV-1a over words, then over the bytes that are left.
-fn checksum(bytes: &[u8]) -> u64 {
+pub(super) fn checksum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks();
     let words = words.iter().map(|word| u64::from_le_bytes(*word));
     words

@@ -20,22 +20,17 @@ pub(crate) fn run<T: Send>(bytes: usize, what: &str, work: impl FnOnce() -> Resu
         let result = work();
         (result, runtime::ran_short())
     };
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("metrale-text".into()).stack_size(bytes).spawn_scoped(scope, work);
-        let Ok(thread) = thread else {
-            return Err(Error::new(Kind::OutOfMemory, format!("{what}: no thread with a stack of {bytes} bytes could be started"))
-                .sizes(bytes as u64, 0));
-        };
-        match thread.join() {
-            Ok((result, short)) => {
-                runtime::set_short(short || runtime::ran_short());
-                let result = result?;
-                ensure_memory(what)?;
-                Ok(result)
-            }
-            Err(payload) => bail!(Internal, "{what}: {}", panic_text(payload.as_ref())),
+    match runtime::run_on_stack("metrale-text", bytes, work) {
+        Some(Ok((result, short))) => {
+            runtime::set_short(short || runtime::ran_short());
+            let result = result?;
+            ensure_memory(what)?;
+            Ok(result)
         }
-    })
+        Some(Err(payload)) => bail!(Internal, "{what}: {}", panic_text(payload.as_ref())),
+        None => Err(Error::new(Kind::OutOfMemory, format!("{what}: no thread with a stack of {bytes} bytes could be started"))
+            .sizes(bytes as u64, 0)),
+    }
 }
 
 /// Runs `work` here and turns a panic into an error. For short work in a dependency that should not panic.

@@ -29,7 +29,8 @@ static struct {
     metrale_loading *loading;
     metrale_runtime *runtime;
     metrale_seq *list[1];
-    metrale_sampler_stage stages[2];
+    metrale_grammar *grammar;
+    metrale_sampler_stage stages[3];
     metrale_load_options load;
     metrale_text_options text_options;
     metrale_seq_options seq_options;
@@ -48,6 +49,22 @@ static size_t saved_len;
 static alignas(64) uint8_t written[MOST_ARGUMENTS][256];
 static uint8_t *buffers[MOST_ARGUMENTS];
 static metrale_error *err_place;
+
+/* Compiled once, because that takes its time: it is made again after it was freed. */
+static metrale_grammar *grammar;
+static const char SCHEMA[] = "{\"type\":\"boolean\"}", GBNF[] = "root ::= [a-c]+", LARK[] = "start: /[a-c]+/", REGEX[] = "[a-c]+";
+
+static metrale_grammar *a_grammar(void) {
+    metrale_grammar *made = NULL;
+    OK(metrale_grammar_regex(model, (const uint8_t *)REGEX, sizeof REGEX - 1, &made, &err));
+    return made;
+}
+
+/* A hook that looks and changes nothing. */
+static int32_t looks(void *user, float *logits, size_t count, const metrale_token *history, size_t history_count) {
+    (void)user, (void)history;
+    return logits[0] > 1e30f && count + history_count == 0;
+}
 
 static const char TEXT[] = "Once upon a time";
 /* A file for sources. */
@@ -78,7 +95,11 @@ static void make_own(void) {
     own.stages[0].count = 5;
     own.stages[1].kind = METRALE_STAGE_TEMPERATURE;
     own.stages[1].value = 0.8f;
-    OK(metrale_sampler_new(own.stages, 2, 1, &own.sampler, &err));
+    own.stages[2].kind = METRALE_STAGE_HOOK;
+    OK(metrale_sampler_new(own.stages, 3, 1, &own.sampler, &err));
+    OK(metrale_sampler_set_hook(own.sampler, looks, NULL, &err));
+    if (grammar == NULL) grammar = a_grammar();
+    own.grammar = grammar;
     OK(metrale_text_new(model, NULL, &own.text, &err));
     own.error = an_error();
     /* One that takes no lent thread, since a thread that is lent stays. */
@@ -109,13 +130,13 @@ static void free_own(void) {
 }
 
 /* What handles are of, and the places for new ones in the same order; nothing makes an error but a failure. */
-static const char KINDS[] = "MSAXYZUE", MADE[] = "mqaxywv";
+static const char KINDS[] = "MSAXYZUDE", MADE[] = "mqaxywCp";
 enum { KIND_COUNT = sizeof KINDS - 1 };
 
 static int is_handle(char c) { return strchr(KINDS, c) != NULL; }
 static int is_made(char c) { return strchr(MADE, c) != NULL; }
 static int is_number(char c) { return strchr("nNcdifk", c) != NULL; }
-static int is_written(char c) { return strchr("zIFWRGJD", c) != NULL || is_made(c); }
+static int is_written(char c) { return strchr("zIFWRG24", c) != NULL || is_made(c); }
 
 /* A sound argument. */
 static uintptr_t sound(char letter, char before, int index) {
@@ -127,9 +148,15 @@ static uintptr_t sound(char letter, char before, int index) {
     case 'E': return (uintptr_t)own.error;
     case 'Y': return (uintptr_t)own.source;
     case 'Z': return (uintptr_t)own.loading;
+    case 'D': return (uintptr_t)own.grammar;
     case 'U': return (uintptr_t)own.runtime;
-    case 'O': return (uintptr_t)&own.lent;
-    case 'j': return (uintptr_t)&own;
+    case '1': return (uintptr_t)&own.lent;
+    case '3': return (uintptr_t)&own;
+    case 'J': return (uintptr_t)SCHEMA;
+    case 'H': return (uintptr_t)GBNF;
+    case 'O': return (uintptr_t)LARK;
+    case 'v': return (uintptr_t)REGEX;
+    case 'j': return (uintptr_t)looks;
     case 'b': return (uintptr_t)TEXT;
     case 'h': return (uintptr_t)reads_nothing;
     case 'u': return (uintptr_t)&own;
@@ -161,6 +188,10 @@ static uintptr_t sound(char letter, char before, int index) {
         case 'r': return sizeof REQUEST - 1;
         case 'B': return saved_len;
         case 'g': return 2;
+        case 'J': return sizeof SCHEMA - 1;
+        case 'H': return sizeof GBNF - 1;
+        case 'O': return sizeof LARK - 1;
+        case 'v': return sizeof REGEX - 1;
         default: return 1;
         }
     default: return (uintptr_t)(written[index] + 64);
@@ -182,9 +213,9 @@ static void prepare_places(const struct function *f) {
         case 'F': size = sizeof(metrale_memory_plan); break;
         case 'W': size = sizeof(metrale_text_piece); break;
         case 'R': size = sizeof(metrale_step_result); break;
-        case 'D': size = sizeof(metrale_device); break;
+        case '4': size = sizeof(metrale_device); break;
         case 'G': size = sizeof(metrale_load_progress); break;
-        case 'J': size = sizeof(metrale_memory_usage); break;
+        case '2': size = sizeof(metrale_memory_usage); break;
         case 'o': memset(buffers[i], 0xA5, 64); break;
         default: break;
         }
@@ -200,7 +231,8 @@ static void free_handle(char made, void *handle) {
     case 'a': metrale_sampler_free(handle); break;
     case 'y': metrale_source_free(handle); break;
     case 'w': metrale_loading_free(handle); break;
-    case 'v': metrale_runtime_free(handle); break;
+    case 'p': metrale_grammar_free(handle); break;
+    case 'C': metrale_runtime_free(handle); break;
     default: metrale_text_free(handle);
     }
 }
@@ -231,6 +263,7 @@ static int64_t checked(const struct function *f, uintptr_t *a) {
     memcpy(before, written, sizeof written);
     int64_t status = f->call(a);
     calls++;
+    if (strcmp(f->name, "metrale_grammar_free") == 0 && a[0] == (uintptr_t)grammar) grammar = NULL;
     if (!f->status) {
         if (status) FAIL("a result that cannot be");
     } else if (status < 0) {
@@ -276,7 +309,7 @@ static void bad_pointers(const struct function *f) {
     }
     for (size_t i = 0; i < pointers; i++) {
         char letter = f->letters[place[i]];
-        if (!is_written(letter) && !strchr("tLgTQVlO", letter)) continue;
+        if (!is_written(letter) && !strchr("tLgTQVl1", letter)) continue;
         uintptr_t a[MOST_ARGUMENTS] = {0};
         make_own();
         prepare_places(f);
@@ -319,6 +352,12 @@ static size_t bad_handles(char kind, uintptr_t *out) {
     }
     metrale_error_free(stale_error);
     out[n++] = (uintptr_t)stale_error;
+    static metrale_grammar *stale_grammar;
+    if (stale_grammar == NULL) {
+        stale_grammar = a_grammar();
+        metrale_grammar_free(stale_grammar);
+    }
+    out[n++] = (uintptr_t)stale_grammar;
     const uintptr_t invented[] = {0, 1, 8, UINTPTR_MAX, UINTPTR_MAX - 15, (uintptr_t)INTPTR_MAX, (uintptr_t)1 << 63, (uintptr_t)&own};
     for (size_t i = 0; i < sizeof invented / sizeof *invented; i++) out[n++] = invented[i];
     for (int bit = 4; bit < 64; bit++) out[n++] = right ^ (uintptr_t)1 << bit;
@@ -339,7 +378,7 @@ static void bad_handle_arguments(const struct function *f) {
                 if (letter == 'L') own.list[0] = (metrale_seq *)bad[index];
                 else a[place] = bad[index];
                 int64_t status = checked(f, a);
-                int no_sampler = letter == 'A' && bad[index] == 0;
+                int no_sampler = (letter == 'A' || letter == 'D') && bad[index] == 0;
                 if (f->status && !no_sampler && status != METRALE_INVALID_HANDLE) FAIL("status %d for the handle %#zx", (int)status, (size_t)bad[index]);
                 handles++;
             }
@@ -384,11 +423,11 @@ static void bad_structs(const struct function *f) {
     static alignas(64) uint64_t words[1024];
     for (size_t place = 0; f->letters[place]; place++) {
         char letter = f->letters[place];
-        if (!strchr("lTQVOIFWRGJ", letter)) continue;
-        size_t count = letter == 'l' ? sizeof own.load / 8 : letter == 'T' ? sizeof own.text_options / 8 : letter == 'Q' ? sizeof own.seq_options / 8 : letter == 'V' ? sizeof own.beam / 8 : letter == 'O' ? sizeof own.lent / 8 : 1;
+        if (!strchr("lTQV1IFWRG2", letter)) continue;
+        size_t count = letter == 'l' ? sizeof own.load / 8 : letter == 'T' ? sizeof own.text_options / 8 : letter == 'Q' ? sizeof own.seq_options / 8 : letter == 'V' ? sizeof own.beam / 8 : letter == '1' ? sizeof own.lent / 8 : 1;
         for (size_t word = 0; word < count + 1; word++) {
             if (letter == 'l' && (word == 4 || word == 6 || word == 11)) continue;
-            if (letter == 'O' && word == 6) continue;
+            if (letter == '1' && word == 6) continue;
             if (letter == 'T' && (word == 2 || word == 3)) continue;
             for (size_t e = 0; e < EDGE_COUNT + 80; e++) {
                 uintptr_t a[MOST_ARGUMENTS] = {0};
@@ -399,12 +438,12 @@ static void bad_structs(const struct function *f) {
                 prepare_places(f);
                 sound_arguments(f, a);
                 memset(words, 0, sizeof words);
-                words[0] = letter == 'l' ? sizeof own.load : letter == 'T' ? sizeof own.text_options : letter == 'Q' ? sizeof own.seq_options : letter == 'V' ? sizeof own.beam : letter == 'O' ? sizeof own.lent : 0;
+                words[0] = letter == 'l' ? sizeof own.load : letter == 'T' ? sizeof own.text_options : letter == 'Q' ? sizeof own.seq_options : letter == 'V' ? sizeof own.beam : letter == '1' ? sizeof own.lent : 0;
                 if (letter == 'l') words[2] = 1;
                 if (letter == 'V') words[1] = words[2] = 2;
                 if (word == count) words[0] += 8;
                 words[word] = e < EDGE_COUNT ? EDGES[e] : (e - EDGE_COUNT) * 8 / (e % 2 + 1);
-                if (strchr("IFWRGJ", letter)) {
+                if (strchr("IFWRG2", letter)) {
                     /* What is filled may be as large as it says, up to what a struct may be. */
                     if (words[0] >= 8 && words[0] <= 4096) { free_own(); continue; }
                     memcpy((void *)a[place], words, 8);
@@ -448,6 +487,7 @@ static void random_walk(uint64_t rounds) {
         const struct function *f = &FUNCTIONS[pick(FUNCTION_COUNT)];
         uintptr_t a[MOST_ARGUMENTS] = {0};
         if ((strcmp(f->name, "metrale_load") == 0 || strcmp(f->name, "metrale_load_source") == 0) && pick(20)) continue;
+        if (strchr(f->letters, 'p') && pick(20)) continue;
         /* Objects stay for a while, and what is freed is used again. */
         if (strstr(f->name, "free") && pick(3)) continue;
         if (round % 64 == 0) {
@@ -529,6 +569,7 @@ int main(int argc, char **argv) {
     }
     printf("random\n");
     random_walk(quick ? 2000 : 40000);
+    metrale_grammar_free(grammar);
     metrale_seq_free(witness);
     metrale_free(model);
     printf("counts: %d functions, %llu calls, %llu with NULLs or misaligned, %llu with bad handles, %llu with edge numbers, %llu with odd structs, "

@@ -1,12 +1,13 @@
 /* Every exported function with the kinds of its arguments, one letter each, so that tests can make arguments up:
  *
- *   M model   S sequence   A sampler   X text stream   E error   Y source   Z load   U runtime       handles
+ *   M model   S sequence   A sampler   X text stream   E error   Y source   Z load   D grammar   U runtime       handles
  *   L handles of sequences           t tokens   s text   r chat request   B saved state   g stages   P path   K key   read
  *   n how many of the pointer before (the function must refuse a size before it reads), N as n, but all would be read
- *   b bytes of a file   h function that reads   j function for log records   u what it is called with    read later
- *   o buffer   c its capacity   z place for a number or pointer   I F W R G J D structs to fill          written
- *   m q a x y w v place for a new model, sequence, sampler, text stream, source, load, runtime    e place for the error
- *   l T Q V O options of a load, text stream, sequence, beam search, runtime
+ *   J H O v source of a grammar: JSON schema, GBNF, Lark, regular expression                             read
+ *   b bytes of a file   h function that reads   j hook of a sampler   3 function for log records   u what they are called with        read later
+ *   o buffer   c its capacity   z place for a number or pointer   I F W R G 2 4 structs to fill              written
+ *   m q a x y w p C place for a new model, sequence, sampler, text stream, source, load, grammar, runtime    e place for the error
+ *   l T Q V 1 options of a load, text stream, sequence, beam search, runtime
  *   d i f k a number: 64 bits, a token, flags, a file descriptor
  */
 #ifndef FAULTS_H
@@ -88,6 +89,13 @@ STATUS(text_reset, H(0, metrale_text), P(1))
 NOTHING(text_free, H(0, metrale_text))
 STATUS(sampler_new, P(0), a[1], a[2], P(3), P(4))
 NOTHING(sampler_free, H(0, metrale_sampler))
+STATUS(sampler_set_hook, H(0, metrale_sampler), (metrale_hook_fn)a[1], P(2), P(3))
+STATUS(grammar_json_schema, H(0, metrale_model), P(1), a[2], P(3), P(4))
+STATUS(grammar_gbnf, H(0, metrale_model), P(1), a[2], P(3), P(4))
+STATUS(grammar_lark, H(0, metrale_model), P(1), a[2], P(3), P(4))
+STATUS(grammar_regex, H(0, metrale_model), P(1), a[2], P(3), P(4))
+NOTHING(grammar_free, H(0, metrale_grammar))
+STATUS(seq_grammar, H(0, metrale_seq), H(1, metrale_grammar), P(2))
 STATUS(seq_new, H(0, metrale_model), P(1), P(2), P(3))
 NOTHING(seq_free, H(0, metrale_seq))
 STATUS(seq_info, H(0, metrale_seq), P(1), P(2))
@@ -131,9 +139,11 @@ static const struct function FUNCTIONS[] = {
     F(seq_logits, "Szze", 1),      F(seq_logprobs, "StNoNooe", 1), F(seq_encode, "Stne", 1),    F(seq_beam, "SVoczze", 1),
     F(source_path, "Pfye", 1),     F(source_buffer, "bnfye", 1), F(source_fd, "kddfye", 1),      F(source_reader, "hudfye", 1),
     F(source_free, "Y", 0),        F(load_source, "Ylme", 1),    F(load_begin, "Ylwe", 1),       F(load_step, "ZdGme", 1),
-    F(load_cancel, "Ze", 1),       F(loading_free, "Z", 0),      F(runtime_new, "Ove", 1),      F(runtime_free, "U", 0),
-    F(runtime_memory, "UJe", 1),   F(runtime_trim, "Ue", 1),     F(runtime_log_set, "Ufjue", 1),
-    F(runtime_run_worker, "Ue", 1), F(runtime_release_workers, "Ue", 1), F(device_count, "", 0), F(device_info, "fDe", 1),
+    F(load_cancel, "Ze", 1),       F(loading_free, "Z", 0),      F(sampler_set_hook, "Ajue", 1), F(grammar_json_schema, "MJnpe", 1),
+    F(grammar_gbnf, "MHnpe", 1),   F(grammar_lark, "MOnpe", 1),  F(grammar_regex, "Mvnpe", 1),   F(grammar_free, "D", 0),
+    F(seq_grammar, "SDe", 1),      F(runtime_new, "1Ce", 1),      F(runtime_free, "U", 0),      F(runtime_memory, "U2e", 1),
+    F(runtime_trim, "Ue", 1),      F(runtime_log_set, "Uf3ue", 1), F(runtime_run_worker, "Ue", 1),
+    F(runtime_release_workers, "Ue", 1), F(device_count, "", 0), F(device_info, "f4e", 1),
 };
 enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof FUNCTIONS[0] };
 

@@ -2,6 +2,7 @@
  * from the n-th on, for every n until the call needs no more; and all of them on a thread that was never here before. The
  * process lives; the status is METRALE_OUT_OF_MEMORY, or a success; after an error the sequence is bit for bit what it was, and
  * after a success it is what it should be; the host's allocator has back what the call took. The last line holds the counts. */
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <unistd.h>
 
@@ -200,6 +201,7 @@ static metrale_status compiles(compile_fn *compile, const metrale_model *of, con
 }
 static metrale_status do_schema(void) { return compiles(metrale_grammar_json_schema, model, SCHEMA); }
 static metrale_status do_gbnf(void) { return compiles(metrale_grammar_gbnf, model, GBNF); }
+static metrale_status do_lark(void) { return compiles(metrale_grammar_lark, model, "start: /[a-c]+/ (\" x\" | \" y\")~2..5"); }
 static metrale_status do_regex(void) { return compiles(metrale_grammar_regex, model, "[0-9]{3}-[a-c]{2,400}"); }
 static metrale_status do_first_grammar(void) { return compiles(metrale_grammar_regex, other, "[0-9]+"); }
 static metrale_status do_error(void) {
@@ -253,6 +255,7 @@ static const struct operation {
     {"model_retain", do_retain, NULL, NULL, 0},
     {"grammar_json_schema", do_schema, NULL, NULL, 0},
     {"grammar_gbnf", do_gbnf, NULL, NULL, 0},
+    {"grammar_lark", do_lark, NULL, NULL, 0},
     {"grammar_regex", do_regex, NULL, NULL, 0},
     {"first grammar", do_first_grammar, NULL, with_other, 1},
     {"error_detail", do_error, NULL, NULL, 0},
@@ -395,6 +398,7 @@ int main(int argc, char **argv) {
     path = arguments(argc, argv);
     folder = getenv("FOLDER") ? getenv("FOLDER") : path;
     setvbuf(stdout, NULL, _IOLBF, 0);
+    CHECK(dl_iterate_phdr(find_library, NULL) == 1 && library_end > library_start);
     CHECK((buffer = __libc_malloc(BUFFER)) != NULL && (saved = __libc_malloc(BUFFER)) != NULL);
     FILE *f = fopen(path, "rb");
     CHECK(f != NULL && fseek(f, 0, SEEK_END) == 0);

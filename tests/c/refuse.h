@@ -1,11 +1,15 @@
 /* Memory that is refused on demand: the C library's functions, replaced here in the program, which the library then uses as
- * well, and a host's allocator that counts. The n-th request alone fails, or all from the n-th on. */
+ * well, and a host's allocator that counts. The n-th request alone fails, or all from the n-th on. What the C library asks
+ * of itself is given: it answers some refusals by ending the process (thread-local storage and its destructors). */
 #ifndef REFUSE_H
 #define REFUSE_H
 
 #include <errno.h>
+#include <link.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <string.h>
 
 extern void *__libc_malloc(size_t);
 extern void *__libc_calloc(size_t, size_t);
@@ -19,6 +23,23 @@ static _Atomic enum refuser refuser;
 static atomic_long left;
 static atomic_int persistent;
 static atomic_long refused;
+
+/* Where the code of libmetrale.so lies. */
+static uintptr_t library_start, library_end;
+
+static int find_library(struct dl_phdr_info *info, size_t size, void *unused) {
+    (void)size, (void)unused;
+    if (strstr(info->dlpi_name, "libmetrale") == NULL) return 0;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        if (info->dlpi_phdr[i].p_type != PT_LOAD || !(info->dlpi_phdr[i].p_flags & PF_X)) continue;
+        library_start = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+        library_end = library_start + info->dlpi_phdr[i].p_memsz;
+    }
+    return 1;
+}
+
+/* Whether the function that called the one which asks lies in the library. */
+#define FROM_LIBRARY() ((uintptr_t)__builtin_return_address(0) - library_start < library_end - library_start)
 
 /* Whether this request fails. */
 static int fails(enum refuser who) {
@@ -43,12 +64,12 @@ static int refuse_end(void) {
     return atomic_load(&left) < 0;
 }
 
-void *malloc(size_t size) { return fails(C_LIBRARY) ? NULL : __libc_malloc(size); }
-void *calloc(size_t n, size_t size) { return fails(C_LIBRARY) ? NULL : __libc_calloc(n, size); }
-void *realloc(void *p, size_t size) { return fails(C_LIBRARY) ? NULL : __libc_realloc(p, size); }
-void *aligned_alloc(size_t align, size_t size) { return fails(C_LIBRARY) ? NULL : __libc_memalign(align, size); }
+void *malloc(size_t size) { return FROM_LIBRARY() && fails(C_LIBRARY) ? NULL : __libc_malloc(size); }
+void *calloc(size_t n, size_t size) { return FROM_LIBRARY() && fails(C_LIBRARY) ? NULL : __libc_calloc(n, size); }
+void *realloc(void *p, size_t size) { return FROM_LIBRARY() && fails(C_LIBRARY) ? NULL : __libc_realloc(p, size); }
+void *aligned_alloc(size_t align, size_t size) { return FROM_LIBRARY() && fails(C_LIBRARY) ? NULL : __libc_memalign(align, size); }
 int posix_memalign(void **out, size_t align, size_t size) {
-    if (fails(C_LIBRARY)) return ENOMEM;
+    if (FROM_LIBRARY() && fails(C_LIBRARY)) return ENOMEM;
     *out = __libc_memalign(align, size);
     return *out ? 0 : ENOMEM;
 }

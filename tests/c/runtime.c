@@ -141,8 +141,8 @@ static void children_keep_their_runtime(void) {
     CHECK(host.live == 0);
 }
 
-/* A sequence that only decodes asks for nothing. */
-static void steady_decode_allocates_nothing(void) {
+/* A sequence that only decodes holds no more with each token until it needs a page, and each token asks for the same. */
+static void steady_decode_holds_nothing_more(void) {
     struct host host = {0};
     metrale_runtime *runtime = lent_by(&host, 0, NULL);
     metrale_load_options options = in(runtime);
@@ -154,11 +154,16 @@ static void steady_decode_allocates_nothing(void) {
     metrale_seq *seq = new_seq(model, &ignore);
     metrale_token token;
     OK(metrale_prefill(seq, PROMPT, 5, &err));
-    for (int i = 0; i < 20; i++) OK(metrale_decode_step(&seq, 1, &token, &err));
-    size_t calls = host.calls;
-    /* Up to the page's end: a new page of the cache is memory. */
-    for (int i = 0; i < 30; i++) OK(metrale_decode_step(&seq, 1, &token, &err));
-    CHECK(host.calls == calls);
+    for (int i = 0; i < 16; i++) OK(metrale_decode_step(&seq, 1, &token, &err));
+    size_t live = host.live, calls = host.calls, first = 0;
+    for (int i = 0; i < 8; i++) {
+        OK(metrale_decode_step(&seq, 1, &token, &err));
+        if (i == 0) first = host.calls - calls;
+        CHECK(host.live == live && host.calls - calls == first);
+        calls = host.calls;
+    }
+    /* What a step keeps from one to the next is made once. */
+    CHECK(first <= 8);
     metrale_seq_free(seq);
     metrale_free(model);
     metrale_runtime_free(runtime);
@@ -185,7 +190,7 @@ static void the_limit_is_kept(void) {
     runtime = lent_by(&host, needed, NULL);
     options = in(runtime);
     OK(metrale_load(path, &options, &model, &err));
-    use(model);
+    metrale_free(model);
     metrale_runtime_free(runtime);
     CHECK(host.live == 0);
     metrale_runtime_options tiny = {0};
@@ -345,7 +350,7 @@ int main(int argc, char **argv) {
     path = arguments(argc, argv);
     every_byte_comes_back();
     children_keep_their_runtime();
-    steady_decode_allocates_nothing();
+    steady_decode_holds_nothing_more();
     the_limit_is_kept();
     a_plan_beyond_the_cap_is_refused();
     records_reach_the_host();

@@ -9,16 +9,16 @@ use super::post::{self, Job, Post};
 use super::processors::{Processors, available_threads};
 use super::wait::{Padded, lock};
 use super::worker::{Away, Worker};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
+use crate::runtime::Thread;
 use crate::{bail, ensure};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 /// Helpers for the runs of any number of models. Dropping it ends its own threads; lent ones must have been released.
 pub struct Crew {
     shared: Arc<Shared>,
-    own: Vec<JoinHandle<()>>,
+    own: Vec<Thread>,
     seats: Mutex<Seats>,
     /// Lent threads beyond the processors there are wait here until others go.
     bench: Condvar,
@@ -82,11 +82,10 @@ impl Crew {
         let _masked = SignalMask::block();
         for index in 1..threads {
             let shared = Arc::clone(&crew.shared);
-            let helper = std::thread::Builder::new()
-                .name(format!("metrale-{index}"))
-                .stack_size(STACK)
-                .spawn(move || shared.help_until(Away(&shared.away[OWN], 0), index))
-                .map_err(|e| Error::new(Kind::OutOfMemory, format!("helper thread {index} of {threads} could not be started: {e}")))?;
+            let help = move || shared.help_until(Away(&shared.away[OWN], 0), index);
+            let Some(helper) = Thread::start(&format!("metrale-{index}"), STACK, help) else {
+                bail!(OutOfMemory, "helper thread {index} of {threads} could not be started");
+            };
             crew.own.push(helper);
         }
         crew.shared.helpers.fetch_add(crew.own.len(), Ordering::SeqCst);
@@ -188,8 +187,7 @@ impl Drop for Crew {
         self.shared.away[OWN].fetch_add(1, Ordering::SeqCst);
         self.shared.next_epoch();
         for helper in self.own.drain(..) {
-            // A helper catches every panic, so there is nothing to report.
-            let _ = helper.join();
+            helper.join();
         }
     }
 }
