@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::guard::{guard, guard_status, guard_value};
 use super::handle;
-use super::load::{load_options, reporter};
+use super::load::{load_options, pool_of, reporter};
 use super::model::ModelObject;
 use super::pointer;
 use super::status::{METRALE_AGAIN, METRALE_DONE, METRALE_OK, metrale_status};
@@ -161,7 +161,7 @@ pub extern "C" fn metrale_load_source(
         let input = handle::get(source)?.input();
         let mut reporter = reporter(host.progress, host.user);
         let progress = reporter.as_mut().map(|r| r as &mut dyn FnMut(Progress) -> ControlFlow<()>);
-        let engine = engine::load_from(input, &options, progress)?;
+        let engine = engine::load_with(input, &options, pool_of(&host)?, progress)?;
         out.set(handle::insert(Arc::new(ModelObject::new(engine)))?);
         Ok(())
     })
@@ -183,7 +183,7 @@ pub extern "C" fn metrale_load_begin(
         let out = pointer::out(out, "out")?;
         let host = versioned::read(options)?;
         let options = load_options(&host)?;
-        let loader = Loader::new(handle::get(source)?.input(), &options);
+        let loader = Loader::new(handle::get(source)?.input(), &options).with_pool(pool_of(&host)?);
         let work = Work { progress: loader.progress(), loader: Some(loader), callback: host.progress, user: host.user, failure: None };
         out.set(handle::insert(Arc::new(LoadingObject { state: AtomicU8::new(RUNNING), work: Mutex::new(work) }))?);
         Ok(())

@@ -17,7 +17,7 @@ use super::scheduler::Stepper;
 use super::synthetic::Random;
 use super::vocabulary;
 use crate::backend::cpu::arena::Region;
-use crate::backend::cpu::pool::{Pool, available_threads};
+use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd;
 use crate::cache::{PagePool, StateLayout, StatePool};
 use crate::circuit::Program;
@@ -44,6 +44,8 @@ pub struct Progress {
 /// A load in progress.
 pub struct Loader {
     options: LoadOptions,
+    /// Given, rather than made with own threads.
+    pool: Option<Pool>,
     stage: Stage,
     /// Of the last stage that counts bytes.
     progress: Progress,
@@ -87,7 +89,13 @@ impl Loader {
     pub fn new(input: Input, options: &LoadOptions) -> Loader {
         let reading = Reading::new(input);
         let progress = Progress { done_bytes: 0, total_bytes: reading.total(), phase: "reading" };
-        Loader { options: options.clone(), stage: Stage::Reading(Box::new(reading)), progress }
+        Loader { options: options.clone(), pool: None, stage: Stage::Reading(Box::new(reading)), progress }
+    }
+
+    /// Computes with `pool`, instead of own threads: to load, and whenever the model computes.
+    pub fn with_pool(mut self, pool: Option<Pool>) -> Loader {
+        self.pool = pool;
+        self
     }
 
     /// How far it is.
@@ -121,7 +129,7 @@ impl Loader {
                 Stage::Pool(Box::new(prepared))
             }
             Stage::Pool(prepared) => {
-                let weights = Weights::new(*prepared, &self.options)?;
+                let weights = Weights::new(*prepared, &self.options, self.pool.take())?;
                 self.progress.total_bytes = weights.plan.weights;
                 runtime::note(Level::Info, 0, || format!("load: weights, {} bytes", weights.plan.weights));
                 Stage::Vocabulary(Box::new(weights))
@@ -161,11 +169,13 @@ impl Loader {
 }
 
 impl Weights {
-    fn new(prepared: Prepared, options: &LoadOptions) -> Result<Weights> {
+    fn new(prepared: Prepared, options: &LoadOptions, pool: Option<Pool>) -> Result<Weights> {
         let plan = prepared.plan(1)?;
         preflight::check_memory(&plan, prepared.context, options.memory)?;
-        let threads = if options.threads == 0 { available_threads() } else { options.threads };
-        let pool = Pool::new(threads)?;
+        let pool = match pool {
+            Some(pool) => pool,
+            None => Pool::new(options.threads)?,
+        };
         let supply = match options.synthetic {
             Some(synthetic) => Supply::Random(Random::new(synthetic)),
             None => Supply::Checkpoint(Arc::clone(&prepared.checkpoint)),

@@ -47,7 +47,7 @@ pub use fingerprint::Fingerprint;
 pub use forward::forward;
 pub use generate::{Chooser, decode_step};
 pub use info::{Info, Probe, probe, probe_from};
-pub use load::{Engine, load, load_from};
+pub use load::{Engine, load, load_from, load_with};
 pub use loader::{Loader, Progress};
 pub use plan::{Plan, plan, plan_from};
 pub use precision::{Scheduled, precision};

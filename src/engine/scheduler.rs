@@ -115,7 +115,7 @@ pub fn step<'b>(
             out.state = StepState::Cancelled;
         }
     }
-    let Some(mut stepper) = engine.stepper_unless(&|| passed(deadline)) else { return Ok(()) };
+    let Some(mut stepper) = engine.stepper_unless(&|| passed(deadline))? else { return Ok(()) };
     Call { engine: &engine, stepper: &mut stepper, sequences, choosers, out, deadline }.run()
 }
 

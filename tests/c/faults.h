@@ -5,7 +5,7 @@
  *   n how many of the pointer before (the function must refuse a size before it reads), N as n, but all would be read
  *   J H O v source of a grammar: JSON schema, GBNF, Lark, regular expression                             read
  *   b bytes of a file   h function that reads   j hook of a sampler   3 function for log records   u what they are called with   read later
- *   o buffer   c its capacity   z place for a number or pointer   I F W R G 1 2 5 structs to fill        written
+ *   o buffer   c its capacity   z place for a number or pointer   I F W R G 1 2 5 7 structs to fill        written
  *   m q a x y w p 6 place for a new model, sequence, sampler, text stream, source, load, grammar, runtime   e place for the error
  *   l T Q V C 4 options of a load, text stream, sequence, beam search, embedding, runtime
  *   d i f k a number: 64 bits, a token, flags, a file descriptor
@@ -53,6 +53,10 @@ STATUS(runtime_new, P(0), P(1), P(2))
 NOTHING(runtime_free, H(0, metrale_runtime))
 STATUS(runtime_memory, H(0, metrale_runtime), P(1), P(2))
 STATUS(runtime_trim, H(0, metrale_runtime), P(1))
+STATUS(runtime_run_worker, H(0, metrale_runtime), P(1))
+STATUS(runtime_release_workers, H(0, metrale_runtime), P(1))
+static int64_t call_device_count(const uintptr_t *a) { (void)a; return metrale_device_count() != 1; }
+STATUS(device_info, a[0], P(1), P(2))
 static void ignore_record(void *user, uint32_t level, metrale_status status, const uint8_t *text, size_t len) {
     (void)user, (void)level, (void)status, (void)text, (void)len;
 }
@@ -152,7 +156,8 @@ static const struct function FUNCTIONS[] = {
     F(sampler_set_hook, "Ajue", 1), F(grammar_json_schema, "MJnpe", 1),
     F(grammar_gbnf, "MHnpe", 1),   F(grammar_lark, "MOnpe", 1),  F(grammar_regex, "Mvnpe", 1),   F(grammar_free, "D", 0),
     F(seq_grammar, "SDe", 1),      F(runtime_new, "46e", 1),      F(runtime_free, "U", 0),      F(runtime_memory, "U5e", 1),
-    F(runtime_trim, "Ue", 1),      F(runtime_log_set, "Uf3ue", 1),
+    F(runtime_trim, "Ue", 1),      F(runtime_log_set, "Uf3ue", 1), F(runtime_run_worker, "Ue", 1),
+    F(runtime_release_workers, "Ue", 1), F(device_count, "", 0), F(device_info, "f7e", 1),
 };
 enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof FUNCTIONS[0] };
 

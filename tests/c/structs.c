@@ -51,7 +51,9 @@ static void layout(void) {
     AT(metrale_text_piece, first_token, 24);
     AT(metrale_text_piece, end_token, 32);
     AT(metrale_text_piece, stop, 40);
-    AT(metrale_sampler_stage, reserved, 16);
+    AT(metrale_sampler_stage, second, 16);
+    AT(metrale_sampler_stage, length, 20);
+    AT(metrale_sampler_stage, reserved, 24);
     CHECK(sizeof(metrale_sampler_stage) == 32);
     CHECK(sizeof(metrale_token) == 4 && sizeof(metrale_status) == 4);
 }
