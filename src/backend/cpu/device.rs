@@ -16,7 +16,7 @@ fn brand() -> Option<String> {
         return None;
     }
     let bytes: Vec<u8> = (0x8000_0002..=0x8000_0004)
-        .map(|leaf| __cpuid(leaf))
+        .map(__cpuid)
         .flat_map(|leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx])
         .flat_map(u32::to_le_bytes)
         .collect();

@@ -160,7 +160,7 @@ impl Meeting {
     /// Everybody has arrived, so nobody changes `state` until it is turned: helpers neither join nor leave meanwhile.
     fn turn_over(&self, section: u64, participants: u64) -> u64 {
         let next = section.wrapping_add(1) & SECTIONS;
-        self.state.0.store(next << SECTION | OPEN | participants * PARTICIPANT, Ordering::Release);
+        self.state.0.store((next << SECTION) | OPEN | (participants * PARTICIPANT), Ordering::Release);
         self.turn.0.store(next << 1, Ordering::Release);
         next
     }
