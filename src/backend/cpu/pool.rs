@@ -369,6 +369,7 @@ impl Drop for SignalMask {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Kind;
     use std::time::{Duration, Instant};
 
     fn add(counter: &AtomicUsize, n: usize) {
