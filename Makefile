@@ -18,7 +18,7 @@ WARNINGS := -std=c11 -O2 -Wall -Wextra -Wpedantic
 # The program that writes the header: on the path, or where .ci/run puts it.
 CBINDGEN ?= $(or $(shell command -v cbindgen),$(wildcard build/own-tools/bin/cbindgen))
 
-.PHONY: demo chat library install test format lint header header-check abi models peer bench clean help
+.PHONY: demo chat library install test format lint header header-check abi fuzz sanitize soak models peer bench latency clean help
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -68,6 +68,17 @@ header-check:
 abi: ## write the record of the C interface in tests/abi, and the change log's section on it, for the release in preparation
 	METRALE_ABI=write $(CARGO) test --locked --test abi what_was_published
 
+fuzz: ## 60 seconds of libFuzzer for each kind of input from strangers
+	tests/fuzz/run.sh $(or $(SECONDS_EACH),60)
+
+sanitize: ## the C programs under the address sanitizer, then the thread sanitizer
+	tests/support/sanitize.sh address
+	tests/support/sanitize.sh thread
+
+soak: library ## 200,000 decode steps on four threads; memory must not grow
+	$(CC) $(WARNINGS) -D_DEFAULT_SOURCE -pthread -Iinclude -o $(RELEASE)/soak tests/c/soak.c -L$(RELEASE) -lmetrale -Wl,-rpath,'$$ORIGIN'
+	$(RELEASE)/soak $(FIXTURE) 200000
+
 models: ## fetch three real models, which tests then use (840 MB, once)
 	$(PYTHON) examples/get_model.py smollm2-135m-instruct gemma-3-270m qwen2.5-coder-0.5b-instruct
 
@@ -77,6 +88,12 @@ peer: ## build llama.cpp's llama-bench into build/peer, for benches/peer.py
 bench: peer ## our speed beside the peer's
 	$(CARGO) build --locked --release --example metrale_bench
 	$(PYTHON) benches/peer.py $$($(PYTHON) examples/get_model.py smollm2-135m-instruct gemma-3-270m)
+
+latency: ## how well steps and cancels keep their bounds (docs/latency.md), on one thread and two
+	$(CARGO) build --locked --release --example step_latency
+	@model=$$($(PYTHON) examples/get_model.py smollm2-135m-instruct) && for threads in 1 2; do \
+		$(RELEASE)/examples/step_latency "$$model" --threads $$threads; \
+	done
 
 clean: ## remove what was built (fetched models stay)
 	$(CARGO) clean

@@ -20,7 +20,7 @@ pub enum Compute {
 /// What `load` may be told.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    /// Threads that compute, the caller's included; 0 takes the processors this process may use.
+    /// Threads that compute, the caller's included; 0 takes the processors this process may use, and own threads are never more.
     pub threads: usize,
     /// Most tokens one sequence may hold; 0 takes the model's own limit, capped at 4,096.
     pub context: usize,
@@ -34,6 +34,9 @@ pub struct LoadOptions {
     pub precision: Precision,
     /// Most bytes the model and one sequence may take; 0 takes what the machine has free.
     pub memory: u64,
+    /// Most bytes that are kept of sequences' beginnings, for prompts that begin alike; 0 keeps nothing. The default is 0: a library inside
+    /// somebody else's process takes no memory that nobody granted.
+    pub prefix_bytes: u64,
     /// Fill the shapes of `config.json` with random weights of this type instead of reading tensors: for timing.
     pub synthetic: Option<Synthetic>,
 }

@@ -42,6 +42,8 @@ pub extern "C" fn metrale_version_number() -> u32 {
 
 /// Whether a host compiled with this header can use this library: pass `METRALE_ABI_VERSION`. Worth calling first.
 /// `METRALE_VERSION_MISMATCH` when it cannot. Any thread.
+///
+/// Statuses: `METRALE_VERSION_MISMATCH` with both versions in `wanted` and `available`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_check_abi(header_version: u32, err: *mut *mut metrale_error) -> metrale_status {
     guard(err, || {
@@ -89,7 +91,7 @@ fn features() -> Vec<&'static str> {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn instruction_sets() -> Vec<&'static str> {
+pub(super) fn instruction_sets() -> Vec<&'static str> {
     let present = [
         ("avx2", is_x86_feature_detected!("avx2")),
         ("fma", is_x86_feature_detected!("fma")),
@@ -104,7 +106,7 @@ fn instruction_sets() -> Vec<&'static str> {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn instruction_sets() -> Vec<&'static str> {
+pub(super) fn instruction_sets() -> Vec<&'static str> {
     Vec::new()
 }
 

@@ -11,6 +11,8 @@
 // all of them `unsafe` would not tell a C caller anything.
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 
+mod device;
+mod embed;
 mod error;
 mod grammar;
 mod guard;
@@ -29,6 +31,7 @@ mod sequence;
 mod small;
 mod source;
 mod state;
+mod stats;
 mod status;
 mod step;
 mod text;
@@ -37,7 +40,10 @@ mod translate;
 mod types;
 mod versioned;
 mod work;
+mod workers;
 
+pub use device::*;
+pub use embed::*;
 pub use error::*;
 pub use grammar::*;
 pub use library::*;
@@ -51,6 +57,7 @@ pub use sampler::*;
 pub use sequence::*;
 pub use source::*;
 pub use state::*;
+pub use stats::*;
 pub use status::*;
 pub use step::*;
 pub use text::*;
@@ -58,6 +65,7 @@ pub use tokenize::*;
 pub use translate::*;
 pub use types::*;
 pub use work::*;
+pub use workers::*;
 
 /// A C string of a text; a NUL inside becomes U+FFFD, so that nothing after it is lost.
 fn c_string(text: &str) -> std::ffi::CString {

@@ -28,7 +28,7 @@ impl HostMark {
 }
 
 /// Makes a second sequence that holds the same tokens and will choose the same ones. Memory is shared page by page until one of
-/// the two writes, so a fork costs a list of pages and one row of logits. Marks stay with the original. `*out` is a handle for
+/// the two writes, so a fork costs a list of pages and one row of logits; `metrale_seq_stats` says how many bytes are shared. Marks stay with the original. `*out` is a handle for
 /// `metrale_seq_free`. Safe beside other calls that take a const sequence.
 ///
 /// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
@@ -46,6 +46,7 @@ pub extern "C" fn metrale_seq_fork(seq: *const metrale_seq, out: *mut *mut metra
 
 /// Marks this point of the sequence. `*out_mark` is a number, never 0, for `metrale_seq_rollback` and `metrale_seq_commit`. A mark lasts
 /// until it is committed or the sequence goes back to before it; meanwhile it keeps one recurrent state, where the model has one.
+/// One call at a time on a sequence.
 ///
 /// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 #[unsafe(no_mangle)]
@@ -73,6 +74,7 @@ fn find(state: &SequenceState, mark: u64) -> Result<usize> {
 
 /// Goes back to a mark, as often as wanted: tokens, state, logits, grammar and the sampler's generator are bit for bit what they were. Later
 /// marks end; this one stays.
+/// One call at a time on a sequence.
 ///
 /// Statuses: `METRALE_INVALID_ARGUMENT` (no such mark), `METRALE_BUSY`.
 #[unsafe(no_mangle)]
@@ -90,6 +92,7 @@ pub extern "C" fn metrale_seq_rollback(seq: *mut metrale_seq, mark: u64, err: *m
 }
 
 /// Keeps what came since a mark and gives the mark up.
+/// One call at a time on a sequence.
 ///
 /// Statuses: `METRALE_INVALID_ARGUMENT` (no such mark), `METRALE_BUSY`.
 #[unsafe(no_mangle)]
@@ -163,9 +166,10 @@ pub extern "C" fn metrale_seq_save(
 /// state goes to where it was. Where the saved sequence followed a grammar, this one must have the same grammar set (compiled from
 /// the same text; how far it was followed does not matter) and goes on in it from where it was saved; else a grammar in force is
 /// lifted. Marks end. All or nothing: on error the sequence is as before.
+/// One call at a time on a sequence.
 ///
-/// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_MISMATCH` (another model, other load options, or another
-/// grammar), `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_LIMIT_EXCEEDED` (the way through the grammar
+/// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_VERSION_MISMATCH` (written by another version of the library),
+/// `METRALE_MISMATCH` (another model or other load options, with both fingerprints in the error; or another grammar), `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_LIMIT_EXCEEDED` (the way through the grammar
 /// takes more work than is allowed), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_seq_restore(seq: *mut metrale_seq, bytes: *const u8, len: usize, err: *mut *mut metrale_error) -> metrale_status {

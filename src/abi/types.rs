@@ -61,7 +61,8 @@ pub struct metrale_loading {
     _opaque: [u8; 0],
 }
 
-/// What a host lends models: an allocator, a limit of memory, a log. Models that name none use the system's memory.
+/// What a host lends models: an allocator, a limit of memory, a log, threads. Models that name none use the system's memory and
+/// threads of their own.
 pub struct metrale_runtime {
     _opaque: [u8; 0],
 }
@@ -102,6 +103,26 @@ pub const METRALE_LOG_INFO: u32 = 3;
 /// For developers of the library.
 pub const METRALE_LOG_DEBUG: u32 = 4;
 
+/// A piece of work that `metrale_parallel_for_fn` gets. May be called on any thread.
+pub type metrale_body_fn = Option<unsafe extern "C" fn(arg: *mut c_void, index: usize)>;
+
+/// Calls `body(arg, i)` once for each `i` below `count`, and returns when all calls have returned. They may run on any
+/// threads, the calling one included, at the same time or one after another; the result is the same. So every body must
+/// get its turn without waiting for this library's calls on other threads: if they only run on threads that may be
+/// inside such calls, nothing goes on. While it waits, the calling thread may do other work, but computing with a model
+/// there is `METRALE_BUSY`. A body that is left out or called twice is an error of the call that computes
+/// (`METRALE_INVALID_ARGUMENT`, `"parallel_for"`); one that is called later, or with another `arg`, does nothing.
+/// Called by every step and load, on its thread. It returns: no exception and no `longjmp` leaves it.
+pub type metrale_parallel_for_fn = Option<unsafe extern "C" fn(user: *mut c_void, count: usize, body: metrale_body_fn, arg: *mut c_void)>;
+
+/// The runtime makes threads of its own, `threads - 1` but no more than there are further processors, which all its models
+/// share. Lent ones help as well.
+pub const METRALE_WORKERS_OWN: u32 = 0;
+/// The runtime makes no thread: the calling one computes, and those of `metrale_runtime_run_worker`.
+pub const METRALE_WORKERS_LENT: u32 = 1;
+/// The runtime makes no thread: `parallel_for` runs everything.
+pub const METRALE_WORKERS_HOST: u32 = 2;
+
 /// How to make a runtime. Zero is the default of every field.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -124,8 +145,41 @@ pub struct metrale_runtime_options {
     pub log_user: *mut c_void,
     /// `METRALE_LOG_*`: the last level that is recorded.
     pub log_level: u32,
+    /// `METRALE_WORKERS_*`: whose threads compute.
+    pub workers: u32,
+    /// Most threads of one computation, the calling one included; 0 takes the processors this process may use.
+    pub threads: u32,
     /// Must be zero.
     pub reserved: u32,
+    /// With `METRALE_WORKERS_HOST`, and NULL otherwise: the host's job system. `threads` is the count it gets.
+    pub parallel_for: metrale_parallel_for_fn,
+    /// Handed to `parallel_for`.
+    pub parallel_user: *mut c_void,
+}
+
+/// The processor.
+pub const METRALE_DEVICE_CPU: u32 = 1;
+
+/// What a device is. Set `struct_size` before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_device {
+    /// `sizeof(metrale_device)` as the host was compiled.
+    pub struct_size: usize,
+    /// `METRALE_DEVICE_*`.
+    pub kind: u32,
+    /// Processors the calling thread may use, by its affinity mask and control groups.
+    pub threads: u32,
+    /// Bytes this process may take in all; 0 where the system does not say.
+    pub memory_total: u64,
+    /// Bytes it may still take.
+    pub memory_free: u64,
+    /// The maker's name of the device: NUL-terminated, lives as long as the library, as the next ones do.
+    pub name: *const c_char,
+    /// The kernels in use: `"scalar"`, `"avx2"` or `"avx512"`.
+    pub kernels: *const c_char,
+    /// Instruction sets found, parted by spaces: `"avx2 fma f16c"`. Empty for a processor without any that are used.
+    pub instruction_sets: *const c_char,
 }
 
 /// Bytes that a runtime has taken of its allocator. Set `struct_size` before the call.
@@ -197,7 +251,8 @@ pub struct metrale_load_options {
     pub struct_size: usize,
     /// No flag exists yet.
     pub flags: u64,
-    /// Threads that compute, the caller's included; 0 takes the processors this process may use.
+    /// Most threads that compute, the caller's included; 0 takes the processors this process may use, or what the runtime
+    /// has. The library starts no more than there are processors, and with a runtime no other than the runtime's.
     pub threads: u32,
     /// `METRALE_COMPUTE_*`.
     pub compute: u32,
@@ -224,6 +279,12 @@ pub struct metrale_load_options {
     /// Types that matrices are multiplied in where they are to differ from the file's: rules `<where>=<type>` parted by
     /// commas, `"layers.0-3.mlp=f32,head=bf16"`. NULL takes `METRALE_PRECISION` from the environment. Copied.
     pub precision: *const c_char,
+    /// Most bytes that the model keeps of its sequences' beginnings, so that a prompt that begins like an earlier one is computed only from
+    /// where they part. 0 keeps nothing: memory that a host did not grant is not taken. It is counted in the plan's `kv`.
+    /// Kept are the keys and values and the recurrent state of prompts of 16 tokens and more once they are read, and of every sequence
+    /// when it is freed; what was used longest ago gives way. Logits are the same bits as without. `METRALE_UNSUPPORTED` for
+    /// models that translate.
+    pub prefix_bytes: u64,
 }
 
 /// Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -240,10 +301,13 @@ pub struct metrale_memory_plan {
     pub state: u64,
     /// Workspace of a step.
     pub scratch: u64,
-    /// Everything else: tokenizer, tables, buffers.
+    /// Everything else: tokenizer, tables, rows of logits, buffers.
     pub other: u64,
-    /// The sum.
+    /// The sum of all fields but `struct_size`.
     pub total: u64,
+    /// Bytes of files that were read or copied and stay in memory with the model (`METRALE_SOURCE_READ`,
+    /// `METRALE_SOURCE_COPY`, `metrale_source_reader`).
+    pub source: u64,
 }
 
 /// Tokens that end generation count as ordinary ones: `metrale_decode_step` never reports this sequence as done.
@@ -283,6 +347,90 @@ pub struct metrale_sequence_info {
     /// Natural logarithm of the probability that the model gave to the newest token `metrale_decode_step` chose,
     /// before any sampler stage; NaN without `METRALE_SEQ_LOGPROBS` or before the first step.
     pub last_logprob: f32,
+}
+
+/// What a sequence has done since it was made, and the memory it holds. A fork starts at zero. Calls that fail are not counted, but for
+/// `cancelled`. Set `struct_size` before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_stats {
+    /// `sizeof(metrale_stats)` as the host was compiled.
+    pub struct_size: usize,
+    /// Tokens of prompts it has taken (`metrale_prefill`, `metrale_seq_feed`), the reused ones included.
+    pub read: u64,
+    /// Those of them that were not computed, because the model had kept them (`metrale_load_options.prefix_bytes`).
+    pub reused: u64,
+    /// Tokens that were produced (`metrale_decode_step`, `metrale_step`).
+    pub generated: u64,
+    /// Passes through the model that it took part in.
+    pub passes: u64,
+    /// Calls and steps that a cancel ended.
+    pub cancelled: u64,
+    /// Nanoseconds of passes over prompts; one shared with other sequences counts in full for each.
+    pub prefill_ns: u64,
+    /// Nanoseconds of passes over produced tokens; as above.
+    pub decode_ns: u64,
+    /// Bytes of keys and values that no other sequence and no prefix shares.
+    pub kv_owned: u64,
+    /// Bytes of keys and values shared with forks or kept prefixes; the next write to a page makes it the sequence's own. Right after
+    /// `metrale_seq_fork` this is what the fork saved.
+    pub kv_shared: u64,
+    /// Bytes of recurrent state and rows of logits, those of marks included, that nobody shares.
+    pub state_owned: u64,
+    /// Such bytes that forks or kept prefixes share.
+    pub state_shared: u64,
+}
+
+/// What a model keeps for prompts that begin alike (`metrale_load_options.prefix_bytes`); all zero without. Set `struct_size` before the
+/// call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_model_counts {
+    /// `sizeof(metrale_model_counts)` as the host was compiled.
+    pub struct_size: usize,
+    /// Bytes that may be kept.
+    pub prefix_budget: u64,
+    /// Bytes that are kept now: pages, states and lists, also where a sequence still shares them. Never more than the budget.
+    pub prefix_bytes: u64,
+    /// Pieces of prompts that are kept.
+    pub prefix_entries: u64,
+    /// Tokens of these pieces.
+    pub prefix_tokens: u64,
+    /// Prompts that found a beginning to take up.
+    pub prefix_hits: u64,
+    /// Prompts that found none.
+    pub prefix_misses: u64,
+    /// Tokens that did not have to be computed.
+    pub prefix_reused: u64,
+    /// Pieces and states that gave way to others.
+    pub prefix_evicted: u64,
+}
+
+/// The library's choice: the last token's row, for models that read from left to right; the mean for encoders.
+pub const METRALE_POOLING_DEFAULT: u32 = 0;
+/// A row for each token.
+pub const METRALE_POOLING_NONE: u32 = 1;
+/// The last token's row.
+pub const METRALE_POOLING_LAST: u32 = 2;
+/// The mean of all rows.
+pub const METRALE_POOLING_MEAN: u32 = 3;
+/// The first token's row.
+pub const METRALE_POOLING_FIRST: u32 = 4;
+/// Rows are scaled to length 1; one of zeros stays.
+pub const METRALE_EMBED_NORMALIZE: u64 = 1;
+
+/// How to embed. Zero is the default of every field.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_embed_options {
+    /// `sizeof(metrale_embed_options)` as the host was compiled.
+    pub struct_size: usize,
+    /// `METRALE_EMBED_*`, or-ed.
+    pub flags: u64,
+    /// `METRALE_POOLING_*`.
+    pub pooling: u32,
+    /// Must be zero.
+    pub reserved: u32,
 }
 
 /// What `metrale_step` did for one sequence. Set `struct_size` of each before the call.
@@ -439,6 +587,10 @@ unsafe impl Versioned for metrale_runtime_options {
     const NAME: &'static str = "metrale_runtime_options";
 }
 // SAFETY: as above.
+unsafe impl Versioned for metrale_device {
+    const NAME: &'static str = "metrale_device";
+}
+// SAFETY: as above.
 unsafe impl Versioned for metrale_memory_usage {
     const NAME: &'static str = "metrale_memory_usage";
 }
@@ -465,4 +617,16 @@ unsafe impl Versioned for metrale_text_options {
 // SAFETY: as above.
 unsafe impl Versioned for metrale_text_piece {
     const NAME: &'static str = "metrale_text_piece";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_stats {
+    const NAME: &'static str = "metrale_stats";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_model_counts {
+    const NAME: &'static str = "metrale_model_counts";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_embed_options {
+    const NAME: &'static str = "metrale_embed_options";
 }

@@ -8,6 +8,7 @@ use crate::backend::cpu::arena::Buffer;
 use crate::error::{Result, reserve};
 use crate::ops::PAGE;
 use crate::runtime::Class;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Pages of one size, allocated in slabs and used again.
@@ -44,10 +45,11 @@ impl PagePool {
         Arc::new(PagePool { page_bytes: page_bytes.next_multiple_of(64), slab: slab(positions), inner: Mutex::default() })
     }
 
-    /// Bytes that a pool holds once `sequences` sequences of `positions` positions are full.
-    pub fn planned(page_bytes: usize, positions: usize, sequences: usize) -> u64 {
+    /// Bytes that a pool holds once `sequences` sequences of `positions` positions are full and `kept` more pages are held.
+    pub fn planned(page_bytes: usize, positions: usize, sequences: usize, kept: usize) -> u64 {
         // The caller decides the number of sequences: sums stop at the largest number.
-        let pages = positions.div_ceil(PAGE).saturating_mul(sequences).checked_next_multiple_of(slab(positions)).unwrap_or(usize::MAX);
+        let pages = positions.div_ceil(PAGE).saturating_mul(sequences).saturating_add(kept);
+        let pages = pages.checked_next_multiple_of(slab(positions)).unwrap_or(usize::MAX);
         (pages as u64).saturating_mul(page_bytes.checked_next_multiple_of(64).unwrap_or(usize::MAX) as u64)
     }
 
@@ -65,7 +67,14 @@ impl PagePool {
             inner.free.extend((0..self.slab).rev().map(|i| PageMemory(unsafe { base.add(i * self.page_bytes) })));
         }
         let memory = inner.free.pop().expect("a slab was added when there was none");
-        Ok(Page { memory, pool: Arc::clone(self) })
+        Ok(Page { memory, pool: Arc::clone(self), kept: AtomicUsize::new(0) })
+    }
+
+    /// Pages in use.
+    #[cfg(test)]
+    pub(super) fn taken(&self) -> usize {
+        let inner = self.inner.lock().unwrap();
+        inner.slabs.len() * self.slab - inner.free.len()
     }
 
     /// Gives up slabs of which no page is in use.
@@ -95,6 +104,8 @@ impl PagePool {
 struct Page {
     memory: PageMemory,
     pool: Arc<PagePool>,
+    /// Places in the prefix tree that hold it.
+    kept: AtomicUsize,
 }
 
 impl Drop for Page {
@@ -105,6 +116,32 @@ impl Drop for Page {
 
 // SAFETY: pages are written only through a sequence that is their sole holder (`reserve` copies shared ones first).
 unsafe impl Sync for Page {}
+
+/// A page held beside the sequences that use it.
+#[derive(Clone)]
+pub struct SharedPage(Arc<Page>);
+
+impl SharedPage {
+    /// Counts one more place that keeps the page; true for the first.
+    pub fn keep(&self) -> bool {
+        self.0.kept.fetch_add(1, Ordering::Relaxed) == 0
+    }
+
+    /// Takes back one [`SharedPage::keep`]; true for the last.
+    pub fn let_go(&self) -> bool {
+        self.0.kept.fetch_sub(1, Ordering::Relaxed) == 1
+    }
+
+    /// Bytes of the page.
+    pub fn bytes(&self) -> usize {
+        self.0.pool.page_bytes
+    }
+
+    #[cfg(test)]
+    pub(super) fn pool(&self) -> Arc<PagePool> {
+        Arc::clone(&self.0.pool)
+    }
+}
 
 /// The pages of one layer of one sequence.
 pub struct LayerPages {
@@ -179,6 +216,36 @@ impl LayerPages {
         assert!(bytes.len() == self.pool.page_bytes && Arc::get_mut(&mut self.pages[index]).is_some(), "reserve() made the page writable");
         // SAFETY: the lengths are equal and nobody else holds the page.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pages[index].memory.0, bytes.len()) };
+    }
+
+    /// The bytes of page `index`, which [`LayerPages::reserve`] made this list's own, to be changed.
+    pub fn page_mut(&mut self, index: usize) -> &mut [u8] {
+        assert!(Arc::get_mut(&mut self.pages[index]).is_some(), "reserve() made the page writable");
+        // SAFETY: a page has `page_bytes` initialised bytes, and nobody else holds this one while `self` is borrowed.
+        unsafe { std::slice::from_raw_parts_mut(self.pages[index].memory.0, self.pool.page_bytes) }
+    }
+
+    /// Page `index`, for another holder.
+    pub fn share(&self, index: usize) -> SharedPage {
+        SharedPage(Arc::clone(&self.pages[index]))
+    }
+
+    /// Takes up a shared page as page `index`, instead of the one there or after the last. There must be room for its number.
+    pub fn adopt(&mut self, index: usize, page: SharedPage) {
+        debug_assert!(Arc::ptr_eq(&page.0.pool, &self.pool) && index <= self.pages.len());
+        let pointer = page.0.memory.0;
+        if index < self.pages.len() {
+            (self.pages[index], self.pointers[index]) = (page.0, pointer);
+        } else {
+            self.pages.push(page.0);
+            self.pointers.push(pointer);
+        }
+    }
+
+    /// Bytes of pages that this list alone holds, and of those it shares.
+    pub fn shares(&self) -> (u64, u64) {
+        let own = self.pages.iter().filter(|page| Arc::strong_count(page) == 1).count();
+        ((own * self.pool.page_bytes) as u64, ((self.pages.len() - own) * self.pool.page_bytes) as u64)
     }
 
     /// First bytes of the pages, in order.

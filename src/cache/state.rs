@@ -136,6 +136,11 @@ impl State {
         &self.memory().as_slice_of::<f32>()[..self.pool.layout.floats()]
     }
 
+    /// Bytes of memory.
+    pub fn bytes(&self) -> usize {
+        self.pool.layout.floats() * 4
+    }
+
     /// The row of logits.
     pub fn logits(&self) -> &[f32] {
         &self.floats()[self.pool.layout.logits.clone()]
@@ -238,6 +243,23 @@ impl SequenceState {
         if self.spare.is_none() {
             self.spare = Some(old);
         }
+    }
+
+    /// Makes [`SequenceState::undo`] go back to `state`, the one after `len` tokens.
+    pub fn undo_to(&mut self, state: Arc<State>, len: usize) {
+        self.spare = Some(state);
+        self.before = Some(len);
+    }
+
+    /// The states it holds besides the one before any token, each once: the state and how often it is held here.
+    pub fn held<'a>(&'a self, marks: impl Iterator<Item = &'a Arc<State>> + Clone) -> impl Iterator<Item = (&'a Arc<State>, usize)> {
+        let all = [&self.committed].into_iter().chain(&self.spare).chain(marks);
+        let others = all.clone().filter(|state| !Arc::ptr_eq(state, &self.zero));
+        others.enumerate().filter_map(move |(index, state)| {
+            let same = all.clone().filter(|other| !Arc::ptr_eq(other, &self.zero)).enumerate().filter(|(_, o)| Arc::ptr_eq(o, state));
+            let (first, count) = same.fold((usize::MAX, 0), |(first, count), (i, _)| (first.min(i), count + 1));
+            (first == index).then_some((state, count))
+        })
     }
 
     /// Back to before any token.

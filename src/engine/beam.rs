@@ -65,7 +65,10 @@ pub fn beam(start: &Sequence, options: &BeamOptions) -> Result<Vec<Hypothesis>> 
         return Err(Error::new(Kind::ContextFull, text).sizes(max_tokens as u64, room as u64));
     }
     start.logits()?;
-    let mut live = vec![Beam { sequence: start.fork()?, tokens: Vec::new(), sum: 0.0 }];
+    let mut sequence = start.fork()?;
+    // Beams come by the dozen, and nobody will ask for most of them again.
+    sequence.forget_when_freed();
+    let mut live = vec![Beam { sequence, tokens: Vec::new(), sum: 0.0 }];
     let mut done: Vec<Hypothesis> = Vec::new();
     for length in 1..=max_tokens {
         let chosen = step(start, options, &live, length, &mut done)?;

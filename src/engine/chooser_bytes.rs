@@ -4,8 +4,9 @@
 //! is: the generator, mirostat's number, the newest log-probability, and the places of the tokens that the grammar took, from which
 //! its parser is made anew.
 
+use super::fingerprint::checksum;
 use super::generate::Chooser;
-use super::snapshot::{Reader, checksum};
+use super::snapshot::Reader;
 use crate::error::{Error, Kind, Result, vec_with_capacity};
 use crate::sampling::{Constraint, State};
 use crate::{bail, ensure};

@@ -73,6 +73,8 @@ impl<'a> Probe<'a> {
         let engine = self.sequence.engine();
         let tokens = &self.sequence.tokens()[position..=position];
         let mut copy = self.sequence.fork()?;
+        // Its state is not that of its tokens, which nobody may take up.
+        copy.forget_when_freed();
         copy.drop_to(position);
         copy.reserve(1)?;
         copy.state.begin()?;

@@ -1,7 +1,6 @@
 //! Programs of a loaded model by batch shape, and the workspace they share.
 
 use super::load::Engine;
-use super::prepare::Prepared;
 use crate::backend::cpu::pause::Control;
 use crate::circuit::{Outcome, Program, Progress, Workspace};
 use crate::error::Result;
@@ -34,6 +33,8 @@ pub(super) struct Runner {
     programs: Vec<(Shape, Program)>,
     /// Over a source, where the model reads one.
     encoder: Option<Program>,
+    /// To the last layer's output instead of logits.
+    hidden: Option<Program>,
     workspace: Workspace,
     batch: Batch,
     progress: Progress,
@@ -50,15 +51,11 @@ pub(super) struct Work<'a> {
 }
 
 impl Runner {
-    /// Programs for batches of `shapes`, smallest first. `slots` says where each recurrent slot lies in a sequence's state.
-    pub fn new(prepared: &Prepared, shapes: &[Shape], encoder: Option<Program>, slots: &Arc<[Range<usize>]>) -> Result<Runner> {
-        let mut programs = Vec::with_capacity(shapes.len());
-        for &shape in shapes {
-            programs.push((shape, prepared.program(shape, false, &[])?.0));
-        }
-        let bytes = programs.iter().map(|(_, p)| p).chain(&encoder).map(Program::workspace_bytes).max().unwrap_or(0);
+    /// Runs these programs, smallest first. `slots` says where each recurrent slot lies in a sequence's state.
+    pub fn new(programs: Vec<(Shape, Program)>, [encoder, hidden]: [Option<Program>; 2], slots: &Arc<[Range<usize>]>) -> Result<Runner> {
+        let bytes = programs.iter().map(|(_, p)| p).chain(&encoder).chain(&hidden).map(Program::workspace_bytes).max().unwrap_or(0);
         let batch = Batch { slots: Arc::clone(slots), ..Batch::default() };
-        Ok(Runner { programs, encoder, workspace: Workspace::new(bytes)?, batch, progress: Progress::default() })
+        Ok(Runner { programs, encoder, hidden, workspace: Workspace::new(bytes)?, batch, progress: Progress::default() })
     }
 
     /// Begins a batch; one that was under way is forgotten.
@@ -71,26 +68,46 @@ impl Runner {
     pub fn run(&mut self, work: &[Work<'_>], engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         fill(&mut self.batch, work);
         let (rows, sequences) = (self.batch.tokens.len(), work.len());
-        let (_, program) = pick(&self.programs, rows, sequences);
+        let program = pick(&mut self.programs, rows, sequences);
         program.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
     }
 
     /// As [`Runner::run`], for a source.
     pub fn encode(&mut self, work: &Work<'_>, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
-        let Some(encoder) = &self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
+        let Some(encoder) = &mut self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
         fill(&mut self.batch, std::slice::from_ref(work));
         encoder.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
     }
 
+    /// As [`Runner::run`], to the last layer's output for every row; read with [`Runner::hidden`].
+    pub fn embed(&mut self, work: &Work<'_>, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
+        let Some(hidden) = &mut self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
+        fill(&mut self.batch, std::slice::from_ref(work));
+        hidden.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
+    }
+
+    /// The rows that [`Runner::embed`] computed.
+    pub fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        let Some(hidden) = &self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
+        hidden.read(&mut self.workspace, &self.batch, hidden.output(), out)
+    }
+
+    /// The rows that [`Runner::encode`] computed.
+    pub fn encoded(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        let Some(encoder) = &self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
+        encoder.read(&mut self.workspace, &self.batch, encoder.output(), out)
+    }
+
     /// Copies the logits of the last batch's sequence `index`.
     pub fn logits(&mut self, index: usize, out: &mut [f32]) {
-        let (_, program) = pick(&self.programs, self.batch.tokens.len(), self.batch.segments.len());
+        let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
         program.copy_output_row(&mut self.workspace, &self.batch, index, out);
     }
 }
 
-fn pick(programs: &[(Shape, Program)], rows: usize, sequences: usize) -> &(Shape, Program) {
-    programs.iter().find(|(s, _)| rows <= s.rows && sequences <= s.sequences).expect("callers slice batches by the largest shape")
+fn pick(programs: &mut [(Shape, Program)], rows: usize, sequences: usize) -> &mut Program {
+    let fits = |(shape, _): &&mut (Shape, Program)| rows <= shape.rows && sequences <= shape.sequences;
+    &mut programs.iter_mut().find(fits).expect("callers slice batches by the largest shape").1
 }
 
 /// Writes the metadata of a batch.

@@ -5,10 +5,11 @@
 
 use crate::backend::cpu::activations::Q8Block;
 use std::cell::Cell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// One thread's buffers. An operation may use any of them; nothing survives it.
 #[derive(Default)]
-pub struct Scratch {
+pub(super) struct Scratch {
     pub(super) a: Vec<f32>,
     pub(super) b: Vec<f32>,
     pub(super) blocks: Vec<Q8Block>,
@@ -31,9 +32,38 @@ impl Drop for Before {
 }
 
 /// Runs `f`, whose operations on this thread use `scratch`.
-pub fn lend<R>(scratch: &mut Scratch, f: impl FnOnce() -> R) -> R {
+fn lend<R>(scratch: &mut Scratch, f: impl FnOnce() -> R) -> R {
     let _before = Before(LENT.replace(scratch));
     f()
+}
+
+/// Where the buffers of a run's participants are between runs.
+#[derive(Default)]
+pub struct Shelf {
+    leader: Mutex<Scratch>,
+    helpers: Mutex<Vec<Scratch>>,
+}
+
+impl Shelf {
+    /// Runs `f` with buffers: always the same for the leader.
+    pub fn lend<R>(&self, leader: bool, f: impl FnOnce() -> R) -> R {
+        if leader {
+            return lend(&mut lock(&self.leader), f);
+        }
+        struct Borrowed<'a>(&'a Shelf, Scratch);
+        impl Drop for Borrowed<'_> {
+            fn drop(&mut self) {
+                lock(&self.0.helpers).push(std::mem::take(&mut self.1));
+            }
+        }
+        let buffers = lock(&self.helpers).pop().unwrap_or_default();
+        lend(&mut Borrowed(self, buffers).1, f)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Buffers mean nothing between operations, so a panic does not spoil them.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs `f` with this thread's buffers.

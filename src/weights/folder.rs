@@ -47,6 +47,14 @@ impl Folder {
         }
     }
 
+    /// Bytes of a file, 0 where there is none.
+    pub fn size(&self, name: &str) -> u64 {
+        match self {
+            Folder::Path(folder) => std::fs::metadata(folder.join(name)).map_or(0, |facts| facts.len()),
+            Folder::Parts(parts) => Self::part(parts, name).map_or(0, |source| source.bytes().len() as u64),
+        }
+    }
+
     /// The first `n` bytes of a file, and its size.
     pub(super) fn start(&self, name: &str, n: usize) -> Result<(Vec<u8>, u64)> {
         match self {

@@ -4,6 +4,7 @@
 //! that a caller decides when, and for how long. An [`Input`] is cheap to clone and can be loaded any number of times.
 
 use super::detect::{self, Found};
+use super::headers;
 use super::index::stays_inside;
 use super::source::{self, Access, Source};
 use super::store::Checkpoint;
@@ -170,6 +171,25 @@ impl Reading {
             return Err(e);
         }
         Ok(bytes.len() == len && readers.next().is_none())
+    }
+
+    /// A checkpoint of which headers are all that will be looked at.
+    pub fn headers(input: Input, config_only: bool) -> Result<Checkpoint> {
+        let opened = |part: &Input| match part {
+            Input::Reader { label, len, reader } => Ok(Input::Ready(Arc::new(headers::read(label, addressable(*len, label)?, &**reader)?))),
+            other => Ok(other.clone()),
+        };
+        let input = match &input {
+            Input::Folder(parts) => {
+                let mut all = vec_with_capacity(parts.len(), "the list of parts")?;
+                for (name, part) in parts.iter() {
+                    all.push((name.clone(), opened(part)?));
+                }
+                Input::Folder(Arc::new(all))
+            }
+            single => opened(single)?,
+        };
+        Reading::new(input).open(config_only)
     }
 
     /// The checkpoint, once all bytes are there. With `config_only`, a folder needs no weights.

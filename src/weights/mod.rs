@@ -11,6 +11,7 @@ pub mod detect;
 mod dialect;
 mod folder;
 pub mod gguf;
+mod headers;
 mod index;
 mod input;
 mod json;

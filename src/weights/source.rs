@@ -5,6 +5,7 @@
 //! [`Access::Read`].
 #![allow(unsafe_code)] // mapping a file is unsafe by nature; nothing else in `weights` is
 
+use crate::backend::cpu::arena::Buffer;
 use crate::error::{Error, Kind, Result, vec_filled};
 use crate::{bail, ensure};
 use std::fs::File;
@@ -32,6 +33,8 @@ pub struct Source {
 enum Bytes {
     Mapped(memmap2::Mmap),
     Owned(Vec<u8>),
+    /// A file's beginning, and zeros in the place of its rest.
+    Beginning(Buffer),
     /// Somebody else's, for as long as the process runs or as they promised.
     Lent(&'static [u8]),
 }
@@ -70,6 +73,19 @@ impl Source {
         Source::new(label.into(), Bytes::Owned(bytes))
     }
 
+    /// A file of which only headers will be looked at; what follows them is zeros.
+    pub(super) fn beginning(label: &str, buffer: Buffer) -> Source {
+        Source::new(label.to_owned(), Bytes::Beginning(buffer))
+    }
+
+    /// The buffer of a beginning that nobody else holds.
+    pub(super) fn into_beginning(self) -> Option<Buffer> {
+        match Arc::into_inner(self.bytes)? {
+            Bytes::Beginning(buffer) => Some(buffer),
+            _ => None,
+        }
+    }
+
     fn new(label: String, bytes: Bytes) -> Source {
         Source { label, bytes: Arc::new(bytes) }
     }
@@ -84,6 +100,7 @@ impl Source {
         match &*self.bytes {
             Bytes::Mapped(map) => map,
             Bytes::Owned(bytes) => bytes,
+            Bytes::Beginning(buffer) => buffer.as_slice(),
             Bytes::Lent(bytes) => bytes,
         }
     }
@@ -102,6 +119,7 @@ impl Source {
     pub fn held(&self) -> u64 {
         match &*self.bytes {
             Bytes::Owned(bytes) => bytes.len() as u64,
+            Bytes::Beginning(buffer) => buffer.len() as u64,
             Bytes::Mapped(_) | Bytes::Lent(_) => 0,
         }
     }

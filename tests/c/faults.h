@@ -4,10 +4,10 @@
  *   L handles of sequences           t tokens   s text   r chat request   B saved state   g stages   P path   K key   read
  *   n how many of the pointer before (the function must refuse a size before it reads), N as n, but all would be read
  *   J H O v source of a grammar: JSON schema, GBNF, Lark, regular expression                             read
- *   b bytes of a file   h function that reads   j hook of a sampler   3 function for log records   u what they are called with        read later
- *   o buffer   c its capacity   z place for a number or pointer   I F W R G 2 structs to fill              written
- *   m q a x y w p C place for a new model, sequence, sampler, text stream, source, load, grammar, runtime    e place for the error
- *   l T Q V 1 options of a load, text stream, sequence, beam search, runtime
+ *   b bytes of a file   h function that reads   j hook of a sampler   3 function for log records   u what they are called with   read later
+ *   o buffer   c its capacity   z place for a number or pointer   I F W R G 1 2 5 7 structs to fill        written
+ *   m q a x y w p 6 place for a new model, sequence, sampler, text stream, source, load, grammar, runtime   e place for the error
+ *   l T Q V C 4 options of a load, text stream, sequence, beam search, embedding, runtime
  *   d i f k a number: 64 bits, a token, flags, a file descriptor
  */
 #ifndef FAULTS_H
@@ -53,6 +53,10 @@ STATUS(runtime_new, P(0), P(1), P(2))
 NOTHING(runtime_free, H(0, metrale_runtime))
 STATUS(runtime_memory, H(0, metrale_runtime), P(1), P(2))
 STATUS(runtime_trim, H(0, metrale_runtime), P(1))
+STATUS(runtime_run_worker, H(0, metrale_runtime), P(1))
+STATUS(runtime_release_workers, H(0, metrale_runtime), P(1))
+static int64_t call_device_count(const uintptr_t *a) { (void)a; return metrale_device_count() != 1; }
+STATUS(device_info, a[0], P(1), P(2))
 static void ignore_record(void *user, uint32_t level, metrale_status status, const uint8_t *text, size_t len) {
     (void)user, (void)level, (void)status, (void)text, (void)len;
 }
@@ -60,6 +64,11 @@ STATUS(runtime_log_set, H(0, metrale_runtime), (uint32_t)a[1], a[2] ? ignore_rec
 STATUS(model_probe, P(0), P(1), a[2], P(3), P(4))
 STATUS(plan, P(0), P(1), a[2], P(3), P(4))
 STATUS(load, P(0), P(1), P(2), P(3))
+STATUS(source_folder, a[0], P(1), P(2))
+STATUS(source_add, H(0, metrale_source), P(1), H(2, metrale_source), P(3))
+STATUS(source_probe, H(0, metrale_source), P(1), a[2], P(3), P(4))
+STATUS(source_plan, H(0, metrale_source), P(1), a[2], P(3), P(4))
+STATUS(load_step_bytes, H(0, metrale_loading), a[1], P(2), P(3), P(4))
 STATUS(source_path, P(0), a[1], P(2), P(3))
 STATUS(source_buffer, P(0), a[1], a[2], P(3), P(4))
 STATUS(source_fd, (int32_t)a[0], a[1], a[2], a[3], P(4), P(5))
@@ -116,6 +125,11 @@ STATUS(seq_logits, H(0, metrale_seq), P(1), P(2), P(3))
 STATUS(seq_logprobs, H(0, metrale_seq), P(1), a[2], P(3), a[4], P(5), P(6), P(7))
 STATUS(seq_encode, H(0, metrale_seq), P(1), a[2], P(3))
 STATUS(seq_beam, H(0, metrale_seq), P(1), P(2), a[3], P(4), P(5), P(6))
+STATUS(model_fingerprint, H(0, metrale_model), P(1), a[2], P(3), P(4))
+STATUS(model_stats, H(0, metrale_model), P(1), P(2))
+STATUS(seq_stats, H(0, metrale_seq), P(1), P(2))
+STATUS(seq_shift, H(0, metrale_seq), a[1], a[2], P(3))
+STATUS(embed, H(0, metrale_model), P(1), a[2], P(3), P(4), a[5], P(6), P(7))
 
 #define F(name, letters, status) {"metrale_" #name, letters, status, call_##name}
 static const struct function FUNCTIONS[] = {
@@ -132,13 +146,18 @@ static const struct function FUNCTIONS[] = {
     F(seq_commit, "Sde", 1),       F(seq_match, "Stnze", 1),     F(seq_save, "Socze", 1),        F(seq_restore, "SBne", 1),
     F(prefill, "Stne", 1),         F(decode_step, "Lnoe", 1),    F(seq_feed, "Stne", 1),         F(step, "LndRe", 1),
     F(step_estimate, "Lnze", 1),   F(poll, "Sze", 1),            F(cancel, "Se", 1),             F(cancel_all, "Me", 1),
+    F(model_fingerprint, "Mocze", 1), F(model_stats, "M2e", 1), F(seq_stats, "S1e", 1),         F(seq_shift, "Sdde", 1),
+    F(embed, "MtnCocze", 1),
     F(seq_logits, "Szze", 1),      F(seq_logprobs, "StNoNooe", 1), F(seq_encode, "Stne", 1),    F(seq_beam, "SVoczze", 1),
     F(source_path, "Pfye", 1),     F(source_buffer, "bnfye", 1), F(source_fd, "kddfye", 1),      F(source_reader, "hudfye", 1),
     F(source_free, "Y", 0),        F(load_source, "Ylme", 1),    F(load_begin, "Ylwe", 1),       F(load_step, "ZdGme", 1),
-    F(load_cancel, "Ze", 1),       F(loading_free, "Z", 0),      F(sampler_set_hook, "Ajue", 1), F(grammar_json_schema, "MJnpe", 1),
+    F(load_cancel, "Ze", 1),       F(loading_free, "Z", 0),      F(source_folder, "fye", 1),     F(source_add, "YKYe", 1),
+    F(source_probe, "Yocze", 1),   F(source_plan, "YldFe", 1),   F(load_step_bytes, "ZdGme", 1),
+    F(sampler_set_hook, "Ajue", 1), F(grammar_json_schema, "MJnpe", 1),
     F(grammar_gbnf, "MHnpe", 1),   F(grammar_lark, "MOnpe", 1),  F(grammar_regex, "Mvnpe", 1),   F(grammar_free, "D", 0),
-    F(seq_grammar, "SDe", 1),      F(runtime_new, "1Ce", 1),      F(runtime_free, "U", 0),      F(runtime_memory, "U2e", 1),
-    F(runtime_trim, "Ue", 1),      F(runtime_log_set, "Uf3ue", 1),
+    F(seq_grammar, "SDe", 1),      F(runtime_new, "46e", 1),      F(runtime_free, "U", 0),      F(runtime_memory, "U5e", 1),
+    F(runtime_trim, "Ue", 1),      F(runtime_log_set, "Uf3ue", 1), F(runtime_run_worker, "Ue", 1),
+    F(runtime_release_workers, "Ue", 1), F(device_count, "", 0), F(device_info, "f7e", 1),
 };
 enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof FUNCTIONS[0] };
 

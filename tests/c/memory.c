@@ -15,12 +15,16 @@ static const char *path, *folder;
 static enum refuser who;
 static metrale_runtime *runtime;
 static metrale_model *model, *other;
-static metrale_seq *witness, *seq, *ruled;
+/* One that keeps beginnings of its sequences. */
+static metrale_model *keeper;
+static metrale_token LONG_PROMPT[50];
+static uint64_t kept[7];
+static metrale_seq *witness, *seq, *ruled, *longer;
 static metrale_sampler *sampler;
 static metrale_grammar *grammar;
 static metrale_source *source;
 static metrale_text *stream;
-static uint64_t expected, after_prefill, after_step, mark;
+static uint64_t expected, after_prefill, after_step, after_stages, mark;
 static const metrale_token PROMPT[] = {1, 403, 407, 261, 378};
 static metrale_token token;
 static uint8_t *saved, *buffer, *file;
@@ -181,6 +185,73 @@ static metrale_status do_sampler(void) {
     metrale_sampler_free(made);
     return status;
 }
+static metrale_status do_folder(void) {
+    metrale_source *made = NULL, *part = NULL;
+    metrale_status status = metrale_source_folder(0, &made, &err);
+    if (status == METRALE_OK) status = metrale_source_path(path, 0, &part, &err);
+    if (status == METRALE_OK) status = metrale_source_add(made, "model.gguf", part, &err);
+    metrale_source_free(part);
+    metrale_source_free(made);
+    return status;
+}
+static metrale_status do_source_look(void) {
+    metrale_source *source = NULL;
+    metrale_memory_plan plan = {.struct_size = sizeof plan};
+    metrale_status status = metrale_source_path(path, METRALE_SOURCE_READ, &source, &err);
+    if (status == METRALE_OK) status = metrale_source_probe(source, buffer, BUFFER, &size, &err);
+    if (status == METRALE_OK) status = metrale_source_plan(source, NULL, 1, &plan, &err);
+    metrale_source_free(source);
+    return status;
+}
+/* A fork's pages are copied before they are changed. */
+static metrale_status do_shift(void) {
+    metrale_seq *fork = NULL;
+    metrale_status status = metrale_seq_fork(longer, &fork, &err);
+    if (status >= 0) status = metrale_seq_shift(fork, 1, 20, &err);
+    metrale_seq_free(fork);
+    return status;
+}
+/* Prompts that begin alike: looking up, taking up, keeping and giving way, at the end of a prompt and of a sequence. */
+static metrale_status do_prefix(void) {
+    static metrale_token last;
+    metrale_seq *made = NULL;
+    LONG_PROMPT[40] = 300 + last++ % 7;
+    metrale_status status = metrale_seq_new(keeper, NULL, &made, &err);
+    if (status >= 0) status = metrale_prefill(made, LONG_PROMPT, 50, &err);
+    if (status >= 0) status = metrale_prefill(made, LONG_PROMPT, 30, &err);
+    uint64_t digest = status >= 0 ? digest_of(made) : 0;
+    metrale_seq_free(made);
+    if (status >= 0 && digest != kept[LONG_PROMPT[40] - 300]) {
+        fprintf(stderr, "a prompt was taken up wrongly\n");
+        exit(1);
+    }
+    return status;
+}
+static metrale_status do_embed(void) { return metrale_embed(model, PROMPT, 5, NULL, (float *)(void *)buffer, BUFFER / 4, &size, &err); }
+static metrale_status do_fingerprint(void) { return metrale_model_fingerprint(model, buffer, BUFFER, &size, &err); }
+/* Every stage there is: their buffers are made by the first token. */
+static int32_t looks(void *user, float *logits, size_t count, const metrale_token *history, size_t history_count) {
+    (void)user, (void)logits, (void)history;
+    return count + history_count == 0;
+}
+static metrale_status do_stages(void) {
+    const metrale_sampler_stage stages[] = {
+        {.kind = METRALE_STAGE_REPETITION, .value = 1.1f, .count = 8},
+        {.kind = METRALE_STAGE_DRY, .value = 0.8f, .second = 1.75f, .length = 2},
+        {.kind = METRALE_STAGE_DRY_BREAKER, .token = 13},
+        {.kind = METRALE_STAGE_HOOK},
+        {.kind = METRALE_STAGE_TOP_N_SIGMA, .value = 3.0f},
+        {.kind = METRALE_STAGE_TYPICAL, .value = 0.95f},
+        {.kind = METRALE_STAGE_XTC, .value = 0.1f, .second = 0.5f},
+        {.kind = METRALE_STAGE_MIROSTAT, .value = 3.0f, .second = 0.1f, .count = 100},
+    };
+    metrale_sampler *made = NULL;
+    metrale_status status = metrale_sampler_new(stages, sizeof stages / sizeof *stages, 1, &made, &err);
+    if (status == METRALE_OK) status = metrale_sampler_set_hook(made, looks, NULL, &err);
+    if (status == METRALE_OK) status = metrale_seq_sampling(seq, made, &err);
+    metrale_sampler_free(made);
+    return status == METRALE_OK ? metrale_decode_step(&seq, 1, &token, &err) : status;
+}
 static metrale_status do_info(void) {
     const char *json;
     return metrale_model_info(other, &json, NULL, &err);
@@ -239,7 +310,12 @@ static const struct operation {
     {"match", do_match, NULL, NULL, 0},
     {"save", do_save, NULL, NULL, 0},
     {"restore", do_restore, NULL, NULL, 0},
+    {"shift", do_shift, NULL, NULL, 0},
+    {"prefix", do_prefix, NULL, NULL, 0},
+    {"embed", do_embed, NULL, NULL, 0},
+    {"fingerprint", do_fingerprint, NULL, NULL, 0},
     {"sampling", do_sampling, NULL, NULL, 0},
+    {"stages", do_stages, &after_stages, NULL, 0},
     {"seq_grammar", do_rules, NULL, NULL, 0},
     {"decode under a grammar", do_decode_ruled, NULL, with_rules, 0},
     {"logprobs", do_logprobs, NULL, NULL, 0},
@@ -261,6 +337,8 @@ static const struct operation {
     {"error_detail", do_error, NULL, NULL, 0},
     {"runtime", do_runtime, NULL, NULL, 0},
     {"sources", do_sources, NULL, NULL, 0},
+    {"folder source", do_folder, NULL, NULL, 0},
+    {"look at a source", do_source_look, NULL, NULL, 1},
     {"probe", do_probe, NULL, NULL, 0},
     {"plan", do_plan, NULL, NULL, 1},
     {"load", do_load, NULL, NULL, 1},
@@ -378,11 +456,34 @@ static void sweeps(enum refuser whose) {
     CHECK(metrale_decode_step(&seq, 1, &token, NULL) >= METRALE_OK);
     after_step = digest_of(seq);
     done();
+    for (int i = 0; i < 50; i++) LONG_PROMPT[i] = 259 + i * 37 % 200;
+    longer = new_seq(model, NULL);
+    OK(metrale_prefill(longer, LONG_PROMPT, 50, &err));
+    uint64_t long_digest = digest_of(longer);
+    for (metrale_token i = 0; i < 7; i++) {
+        metrale_seq *made = new_seq(model, NULL);
+        LONG_PROMPT[40] = 300 + i;
+        OK(metrale_prefill(made, LONG_PROMPT, 50, &err));
+        OK(metrale_prefill(made, LONG_PROMPT, 30, &err));
+        kept[i] = digest_of(made);
+        metrale_seq_free(made);
+    }
+    /* It gives and takes pages as it likes, so it is not of the runtime whose pieces are counted. */
+    metrale_load_options keeps = {.struct_size = sizeof keeps, .threads = 2, .prefix_bytes = 150000};
+    OK(metrale_load(path, &keeps, &keeper, &err));
+    static const struct operation STAGES = {"stages", do_stages, NULL, NULL, 0};
+    fresh(&STAGES);
+    CHECK(do_stages() >= METRALE_OK);
+    after_stages = digest_of(seq);
+    done();
     const char *only = getenv("ONLY");
     for (size_t i = 0; i < OPERATION_COUNT; i++) {
         if (only && strcmp(only, OPERATIONS[i].name) != 0) continue;
         for (int all = 0; all <= 1; all++) sweep(&OPERATIONS[i], all);
     }
+    CHECK(digest_of(longer) == long_digest);
+    metrale_seq_free(longer);
+    metrale_free(keeper);
     metrale_grammar_free(grammar);
     metrale_seq_free(witness);
     metrale_free(model);

@@ -35,6 +35,7 @@ static void layout(void) {
     AT(metrale_load_progress, phase, 24);
     AT(metrale_memory_plan, weights, 8);
     AT(metrale_memory_plan, total, 48);
+    AT(metrale_memory_plan, source, 56);
     AT(metrale_seq_options, flags, 8);
     AT(metrale_seq_options, context, 16);
     AT(metrale_seq_options, sampler, 24);
@@ -50,7 +51,9 @@ static void layout(void) {
     AT(metrale_text_piece, first_token, 24);
     AT(metrale_text_piece, end_token, 32);
     AT(metrale_text_piece, stop, 40);
-    AT(metrale_sampler_stage, reserved, 16);
+    AT(metrale_sampler_stage, second, 16);
+    AT(metrale_sampler_stage, length, 20);
+    AT(metrale_sampler_stage, reserved, 24);
     CHECK(sizeof(metrale_sampler_stage) == 32);
     CHECK(sizeof(metrale_token) == 4 && sizeof(metrale_status) == 4);
 }

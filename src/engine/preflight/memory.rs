@@ -1,12 +1,13 @@
 //! Whether a planned model fits: against the host's cap, or against what the machine has free.
 
+use crate::backend::cpu::device;
 use crate::engine::plan::Plan;
 use crate::error::{Error, Kind, Result};
 
 /// Refuses a plan that does not fit, and says which context would. `cap` of 0 takes what the machine has free.
 pub(crate) fn check(plan: &Plan, context: usize, cap: u64) -> Result<()> {
     let (limit, whose) = match cap {
-        0 => match available() {
+        0 => match device::memory().1 {
             Some(bytes) => (bytes, "are free on this machine"),
             None => return Ok(()),
         },
@@ -26,29 +27,17 @@ pub(crate) fn check(plan: &Plan, context: usize, cap: u64) -> Result<()> {
         n => format!("with a context of {n} tokens it fits"),
     };
     let text = format!(
-        "the model with one sequence of {context} tokens takes {}, {} {whose}: weights {}, cache {}, recurrent state {}, workspace {}; {help}",
+        "the model with one sequence of {context} tokens takes {}, {} {whose}: weights {}, cache {}, recurrent state {}, workspace {}, files in memory {}, other {}; {help}",
         size(total),
         size(limit),
         size(plan.weights),
         size(plan.kv),
         size(plan.state),
-        size(plan.scratch)
+        size(plan.scratch),
+        size(plan.source),
+        size(plan.other)
     );
     Err(Error::new(Kind::OutOfMemory, text).named("memory").sizes(total, limit))
-}
-
-/// Bytes this process may still take, as far as the system says.
-fn available() -> Option<u64> {
-    let free = std::fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(mem_available)?;
-    // A container may allow less than the machine has.
-    let allowed = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
-    Some(free.min(allowed.unwrap_or(u64::MAX)))
-}
-
-/// `MemAvailable` of `/proc/meminfo`, which counts pages of files that can be given up.
-fn mem_available(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Bytes for people.
@@ -66,18 +55,12 @@ mod tests {
 
     #[test]
     fn a_plan_over_the_cap_names_a_context_that_fits() {
-        let plan = Plan { weights: 600, kv: 1000, state: 0, scratch: 100, other: 0 };
+        let plan = Plan { weights: 600, kv: 1000, scratch: 100, ..Plan::default() };
         assert!(check(&plan, 100, 1700).is_ok());
         let e = check(&plan, 100, 1200).unwrap_err();
         assert_eq!((e.kind(), e.wanted(), e.available()), (Kind::OutOfMemory, Some(1700), Some(1200)));
         assert!(e.message().contains("context of 50 tokens it fits"), "{e}");
         assert!(check(&plan, 100, 700).unwrap_err().message().contains("smaller"));
         assert!(check(&Plan { weights: u64::MAX, kv: u64::MAX, ..plan }, 100, 1200).is_err());
-    }
-
-    #[test]
-    fn meminfo_is_read_in_bytes() {
-        assert_eq!(mem_available("MemTotal: 9 kB\nMemAvailable:   24 kB\n"), Some(24 * 1024));
-        assert_eq!(mem_available("MemTotal: 9 kB\n"), None);
     }
 }

@@ -144,6 +144,13 @@ impl Constraint {
         self.forget_beyond();
     }
 
+    /// Follows a sequence that lost `count` tokens from `from` on: what was taken stays, those of removed tokens as if they stood at `from`.
+    pub fn shift(&mut self, from: usize, count: usize) {
+        for taken in self.taken.iter_mut().filter(|taken| taken.position >= from) {
+            taken.position = taken.position.saturating_sub(count).max(from);
+        }
+    }
+
     /// Drops a parser that has seen tokens which are no longer there.
     fn forget_beyond(&mut self) {
         if self.parser.as_ref().is_some_and(|p| p.fed > self.taken.len()) {
