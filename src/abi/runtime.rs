@@ -98,8 +98,8 @@ pub extern "C" fn metrale_runtime_memory(
     })
 }
 
-/// Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, experts that
-/// can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
+/// Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, prompts kept for
+/// later ones (`prefix_bytes`), experts that can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
 /// next ones pay for the memory anew. Any thread.
 ///
 /// Statuses: only `METRALE_INVALID_HANDLE`.

@@ -137,6 +137,7 @@ impl Engine {
 
     /// Gives back memory that no sequence needs now.
     pub fn trim(&self) {
+        self.prefixes.clear();
         self.pools.iter().for_each(|pool| pool.trim());
         self.states.trim();
         self.experts.trim();

@@ -81,6 +81,11 @@ impl Meeting {
         Seat { section, start }
     }
 
+    /// Whether a helper may find a run to join.
+    pub(super) fn is_open(&self) -> bool {
+        self.state.0.load(Ordering::Relaxed) & OPEN != 0
+    }
+
     /// Takes a helper in, unless no run is under way or enough take part.
     pub(super) fn join(&self, spins: u32) -> Option<Seat> {
         loop {

@@ -395,3 +395,33 @@ fn too_many_threads_is_an_error() {
     assert_eq!(Pool::new(usize::MAX).err().unwrap().kind(), Kind::TooLarge);
     assert!(available_threads() >= 1);
 }
+
+/// What a run borrows ends with it: helpers that learn in a meeting that the run is over, or are called away there, may take their
+/// time to come out.
+#[test]
+fn a_run_ends_when_all_are_out_of_the_function() {
+    let crew = Arc::new(Crew::exactly(2).unwrap());
+    let pool = Pool::of(Team::Crew(crew), 2);
+    let mut helped = 0;
+    for _ in 0..40 {
+        let (joined, inside) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        pool.run(&|w| {
+            inside.fetch_add(1, Ordering::SeqCst);
+            if w.is_leader() {
+                let start = Instant::now();
+                while joined.load(Ordering::SeqCst) == 0 && start.elapsed() < Duration::from_millis(50) {
+                    std::thread::yield_now();
+                }
+            } else {
+                joined.fetch_add(1, Ordering::SeqCst);
+                while w.meet(0) {}
+                std::thread::sleep(Duration::from_micros(500));
+            }
+            inside.fetch_sub(1, Ordering::SeqCst);
+        })
+        .unwrap();
+        assert_eq!(inside.load(Ordering::SeqCst), 0, "somebody is still in the function");
+        helped += joined.load(Ordering::SeqCst);
+    }
+    assert!(helped > 0, "no helper ever came");
+}

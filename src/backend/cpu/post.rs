@@ -3,7 +3,7 @@
 
 use super::flush::FlushGuard;
 use super::meeting::{Meeting, Seat};
-use super::wait::lock;
+use super::wait::{Padded, lock, wait_until};
 use super::worker::{Away, Worker};
 use crate::bail;
 use crate::error::Result;
@@ -12,7 +12,7 @@ use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// What every participant of a run calls.
 pub(super) type Job<'a> = dyn Fn(&Worker<'_>) + Sync + 'a;
@@ -21,6 +21,9 @@ pub(super) type Job<'a> = dyn Fn(&Worker<'_>) + Sync + 'a;
 pub(super) struct Post {
     pub(super) meeting: Meeting,
     taken: AtomicBool,
+    /// Helpers that are in the function, or about to look whether they may join. Who has left the meeting may still be on its way out
+    /// of the function, and so use what the leader lent.
+    inside: Padded<AtomicUsize>,
     /// Written before the meeting opens, read by those who have joined, forgotten after it is closed.
     job: UnsafeCell<Option<*const Job<'static>>>,
     /// The leader's runtime, in which helpers compute as well. Written and read as `job` is.
@@ -49,6 +52,7 @@ impl Post {
         Post {
             meeting: Meeting::new(),
             taken: AtomicBool::new(false),
+            inside: Padded(AtomicUsize::new(0)),
             job: UnsafeCell::new(None),
             runtime: UnsafeCell::new(None),
             short: AtomicBool::new(false),
@@ -88,13 +92,22 @@ impl Post {
         let worker = Worker::leader(self, seat, spins);
         self.perform(&worker);
         self.meeting.close(worker.section().unwrap_or(seat.section), spins);
+        // Nobody joins any more, and whoever had joined was counted before.
+        wait_until(spins, || self.inside.0.load(Ordering::Acquire) == 0);
     }
 
     /// Runs the job as a helper if one is put up and wants more. Whether it did.
     pub(super) fn help(&self, away: Option<Away<'_>>, spins: u32) -> bool {
-        let Some(seat) = self.meeting.join(spins) else { return false };
-        self.perform(&Worker::helper(self, seat, away, spins));
-        true
+        if !self.meeting.is_open() {
+            return false;
+        }
+        self.inside.0.fetch_add(1, Ordering::AcqRel);
+        let seat = self.meeting.join(spins);
+        if let Some(seat) = seat {
+            self.perform(&Worker::helper(self, seat, away, spins));
+        }
+        self.inside.0.fetch_sub(1, Ordering::Release);
+        seat.is_some()
     }
 
     /// How the run ended that was closed: an error if a participant panicked.
