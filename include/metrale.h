@@ -796,7 +796,7 @@ metrale_status metrale_runtime_log_set(metrale_runtime *runtime,
 // nothing to do, and returns when `metrale_runtime_release_workers` is called (`METRALE_OK`) or the runtime's handle is
 // freed (`METRALE_DONE`). In the middle of a step it leaves when its piece of work is done, some microseconds to
 // milliseconds later. Results do not depend on who helps. Any number of threads may be lent; those beyond the number of
-// processors sleep. 64 KiB of stack are enough.
+// processors sleep. 64 KiB of stack are enough. Any thread.
 //
 // Statuses: `METRALE_INVALID_HANDLE`, `METRALE_INVALID_STATE` (the runtime uses `parallel_for`), `METRALE_BUSY` (called
 // by a thread that is inside another call).
@@ -806,6 +806,8 @@ metrale_status metrale_runtime_run_worker(const metrale_runtime *runtime,
 // Sends all lent threads home: every `metrale_runtime_run_worker` that is under way returns soon, and this call does not
 // wait for it. What is being computed goes on without them. Threads may be lent again afterwards, so one that was about to
 // be lent at this moment stays; freeing the runtime takes care of those. Any thread.
+//
+// Statuses: only `METRALE_INVALID_HANDLE`.
 metrale_status metrale_runtime_release_workers(const metrale_runtime *runtime,
                                                metrale_error **err);
 
@@ -977,6 +979,7 @@ metrale_status metrale_load_step(metrale_loading *loading,
 // As `metrale_load_step`, by amount of work instead of time, which does not depend on the machine: reads or packs
 // `budget_bytes` bytes and at most one panel of a matrix more, or makes one of the pieces that are not counted in bytes
 // (headers, the tokenizer, the workspace). 0 is the least there is. The bytes are those of `progress`.
+// One call at a time on a load.
 //
 // Statuses: as for `metrale_load_step`.
 metrale_status metrale_load_step_bytes(metrale_loading *loading,
@@ -1266,6 +1269,7 @@ metrale_status metrale_seq_truncate(metrale_seq *seq,
 // The row of logits stays as it was computed, with all tokens. Where nothing follows the removed tokens, this is
 // `metrale_seq_truncate`. Marks past `from` end. A grammar keeps what was chosen under it, also of removed tokens. What the queue
 // holds stays. The sequence no longer shares its later tokens with prompts that begin alike. On error nothing has changed.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_INVALID_ARGUMENT` (the tokens are not all there), `METRALE_UNSUPPORTED` with the reason where the model's past does not
 // move: recurrent layers, latent or compressed caches, hashed tokens, absolute positions, translation.

@@ -213,6 +213,7 @@ pub extern "C" fn metrale_load_step(
 /// As `metrale_load_step`, by amount of work instead of time, which does not depend on the machine: reads or packs
 /// `budget_bytes` bytes and at most one panel of a matrix more, or makes one of the pieces that are not counted in bytes
 /// (headers, the tokenizer, the workspace). 0 is the least there is. The bytes are those of `progress`.
+/// One call at a time on a load.
 ///
 /// Statuses: as for `metrale_load_step`.
 #[unsafe(no_mangle)]

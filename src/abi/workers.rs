@@ -131,7 +131,7 @@ unsafe extern "C" fn body(arg: *mut c_void, index: usize) {
 /// nothing to do, and returns when `metrale_runtime_release_workers` is called (`METRALE_OK`) or the runtime's handle is
 /// freed (`METRALE_DONE`). In the middle of a step it leaves when its piece of work is done, some microseconds to
 /// milliseconds later. Results do not depend on who helps. Any number of threads may be lent; those beyond the number of
-/// processors sleep. 64 KiB of stack are enough.
+/// processors sleep. 64 KiB of stack are enough. Any thread.
 ///
 /// Statuses: `METRALE_INVALID_HANDLE`, `METRALE_INVALID_STATE` (the runtime uses `parallel_for`), `METRALE_BUSY` (called
 /// by a thread that is inside another call).
@@ -148,6 +148,8 @@ pub extern "C" fn metrale_runtime_run_worker(runtime: *const metrale_runtime, er
 /// Sends all lent threads home: every `metrale_runtime_run_worker` that is under way returns soon, and this call does not
 /// wait for it. What is being computed goes on without them. Threads may be lent again afterwards, so one that was about to
 /// be lent at this moment stays; freeing the runtime takes care of those. Any thread.
+///
+/// Statuses: only `METRALE_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_runtime_release_workers(runtime: *const metrale_runtime, err: *mut *mut metrale_error) -> metrale_status {
     guard(err, || {
