@@ -68,7 +68,7 @@ static void load_options_of_all_ages(void) {
         memset(&newer, 0, sizeof newer);
         newer.known.struct_size = size;
         newer.known.threads = 1;
-        if (size < sizeof newer.known) newer.known.precision = "no rule"; /* beyond the host's struct: not looked at */
+        if (size <= offsetof(metrale_load_options, precision)) newer.known.precision = "no rule"; /* beyond the host's struct: not looked at */
         if (size < 24) newer.known.flags = size < 16 ? 1 : 0;
         OK(metrale_load(path, &newer.known, &model, &err));
         metrale_free(model);

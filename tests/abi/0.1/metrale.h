@@ -773,12 +773,13 @@ void metrale_runtime_free(metrale_runtime *runtime);
 // Statuses: `METRALE_INVALID_HANDLE`, `METRALE_INVALID_ARGUMENT`.
 metrale_status metrale_runtime_memory(const metrale_runtime *runtime, metrale_memory_usage *out, metrale_error **err);
 
-// Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, experts that
-// can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
+// Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, prompts kept for
+// later ones (`prefix_bytes`), experts that can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
 // next ones pay for the memory anew. Any thread.
 //
 // Statuses: only `METRALE_INVALID_HANDLE`.
-metrale_status metrale_runtime_trim(metrale_runtime *runtime, metrale_error **err);
+metrale_status metrale_runtime_trim(metrale_runtime *runtime,
+                                    metrale_error **err);
 
 // Changes where the runtime's log records go, and up to which level (`METRALE_LOG_*`; 0 is `METRALE_LOG_INFO`). NULL for
 // `log` is silence, as at first. A record that is being written on another thread may still reach the function that was
