@@ -62,7 +62,7 @@ pub fn load_from(
     options: &LoadOptions,
     mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>,
 ) -> Result<Arc<Engine>> {
-    let mut loader = Loader::new(input, options);
+    let mut loader = Loader::new(input, options).at_once();
     loop {
         let engine = loader.step(SLICE)?;
         if let Some(progress) = progress.as_mut()

@@ -40,7 +40,8 @@ type Rows = [*const u8; LANES];
 ///
 /// # Safety
 /// AVX2; every row is good for 16 bytes from `at` on.
-#[inline(always)]
+#[target_feature(enable = "avx2")]
+#[inline]
 unsafe fn turn(rows: &Rows, at: usize) -> [[__m256i; 2]; 4] {
     // SAFETY: the caller's promise.
     unsafe {
@@ -61,7 +62,8 @@ unsafe fn turn(rows: &Rows, at: usize) -> [[__m256i; 2]; 4] {
 
 /// # Safety
 /// AVX2; `to` is good for 64 bytes.
-#[inline(always)]
+#[target_feature(enable = "avx2")]
+#[inline]
 unsafe fn put(to: *mut u8, lanes: [__m256i; 2]) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -114,7 +116,8 @@ unsafe fn put_gains(to: *mut u8, gain: &[f32; LANES]) {
 ///
 /// # Safety
 /// Every row is good for two bytes from `at` on, `to` for 32.
-#[inline(always)]
+#[target_feature(enable = "avx2")]
+#[inline]
 unsafe fn put_fields(rows: &Rows, at: usize, flip: u16, to: *mut u8) -> bool {
     let mut largest = 0;
     for (lane, row) in rows.iter().enumerate() {
@@ -211,6 +214,7 @@ unsafe fn q5_0(rows: &Rows, cols: usize, to: *mut u8) -> bool {
 
 /// Two words of codes in their low nibbles as one: the first stays low.
 #[target_feature(enable = "avx2")]
+#[inline]
 fn join_low(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
     let low = _mm256_set1_epi8(15);
     let join = |a, b| _mm256_or_si256(_mm256_and_si256(a, low), _mm256_slli_epi32::<4>(_mm256_and_si256(b, low)));
@@ -219,6 +223,7 @@ fn join_low(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
 
 /// As `join_low`, of the high nibbles.
 #[target_feature(enable = "avx2")]
+#[inline]
 fn join_high(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
     let low = _mm256_set1_epi8(15);
     let join = |a, b| _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi32::<4>(a), low), _mm256_andnot_si256(low, b));
