@@ -215,7 +215,8 @@ impl Weights {
             self.done += weight.bytes() as u64;
             self.weights.push(weight);
             if matches!(spec.role, Role::Matrix | Role::Experts) {
-                spec.parts().for_each(|part| prepared.checkpoint.release(&part.tensor));
+                let give_back = |index, count| spec.parts().for_each(|part| prepared.checkpoint.release_share(&part.tensor, index, count));
+                self.pool.run(&|worker| give_back(worker.index(), worker.count()))?;
             }
         }
         Ok(self.weights.len() == prepared.declarations.weights.len())

@@ -305,7 +305,7 @@ impl Prepared {
             }
             (None, Some(files)) => match files.size("tokenizer.json") {
                 0 => 0,
-                size => (self.model.dims().vocab as u64 * TOKEN).max(size.saturating_mul(JSON_TENTHS) / 10),
+                size => (self.model.dims().vocab as u64 * JSON_TOKEN).max(size.saturating_mul(JSON_TENTHS) / 10),
             },
             (None, None) => 0,
         };
@@ -318,9 +318,11 @@ impl Prepared {
 }
 
 /// Bytes of a token: its text, its merge, their places in tables, and what building those leaves behind.
-const TOKEN: u64 = 216;
-/// Where merges follow from scores: every pair of pieces that is one is a merge.
-const SCORED_TOKEN: u64 = 276;
+const TOKEN: u64 = 84;
+/// Where merges follow from scores.
+const SCORED_TOKEN: u64 = 64;
+/// Where a `tokenizer.json` is read, which passes through maps of strings.
+const JSON_TOKEN: u64 = 216;
 /// Tenths of a byte for each of `tokenizer.json`, which writes some vocabularies at greater length.
 const JSON_TENTHS: u64 = 58;
 /// Of a page: its count and its places in two lists.

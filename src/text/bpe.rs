@@ -234,21 +234,37 @@ pub(super) fn resolve<'a>(
     pairs: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
 ) -> Result<Vec<Merge>> {
     let mut merges = crate::error::vec_with_capacity(pairs.len(), "merges")?;
-    let mut joined = String::new();
-    for (at, (left, right)) in pairs.enumerate() {
-        joined.clear();
-        joined.push_str(left);
-        joined.push_str(right.strip_prefix(continuing_prefix).unwrap_or(right));
-        let find = |text: &str| {
-            vocab.get(text).ok_or_else(|| {
-                let message = format!("merge {at} ('{left}' and '{right}') needs the token '{text}', which is not in the vocabulary");
-                Error::new(Kind::CorruptFile, message).at(at as u64)
-            })
-        };
-        merges.push(Merge { left: find(left)?, right: find(right)?, merged: find(&joined)? });
+    let mut joined: [String; AHEAD] = Default::default();
+    let mut next: Vec<(&str, &str)> = Vec::with_capacity(AHEAD);
+    let mut pairs = pairs.fuse();
+    loop {
+        next.clear();
+        next.extend(pairs.by_ref().take(AHEAD));
+        if next.is_empty() {
+            return Ok(merges);
+        }
+        // Three texts for each, in a table larger than the caches: all are asked for before the first is needed.
+        for (&(left, right), joined) in next.iter().zip(&mut joined) {
+            joined.clear();
+            joined.push_str(left);
+            joined.push_str(right.strip_prefix(continuing_prefix).unwrap_or(right));
+            [left, right, joined].into_iter().for_each(|text| vocab.warm(text));
+        }
+        for (&(left, right), joined) in next.iter().zip(&joined) {
+            let at = merges.len();
+            let find = |text: &str| {
+                vocab.get(text).ok_or_else(|| {
+                    let message = format!("merge {at} ('{left}' and '{right}') needs the token '{text}', which is not in the vocabulary");
+                    Error::new(Kind::CorruptFile, message).at(at as u64)
+                })
+            };
+            merges.push(Merge { left: find(left)?, right: find(right)?, merged: find(joined)? });
+        }
     }
-    Ok(merges)
 }
+
+/// Merges whose texts are asked for together.
+const AHEAD: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -307,9 +323,9 @@ mod tests {
             let score = |id: usize| (id != none).then(|| f32::from(scores[id]) / 2.0);
             let pieces = TEXTS.iter().enumerate().filter_map(|(id, text)| Some(Piece { id: id as u32, text, score: score(id)? }));
             let merges = |scored| if scored {
-                let texts = &mut Texts::with_capacity(TEXTS.len()).unwrap();
+                let mut texts = Texts::with_capacity(TEXTS.len()).unwrap();
                 TEXTS.iter().for_each(|text| texts.push(text, true).unwrap());
-                Merges::scored(texts, (0..TEXTS.len()).map(score)).unwrap().unwrap()
+                Merges::scored(&texts.done(), (0..TEXTS.len()).map(score)).unwrap().unwrap()
             } else {
                 Merges::listed(sentencepiece::merges(&texts(), pieces.clone()).unwrap()).unwrap()
             };

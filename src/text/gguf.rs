@@ -116,6 +116,7 @@ pub(super) fn build(vocab: GgufVocab<'_>) -> Result<Tokenizer> {
     let prefix = affix(vocab.add_bos.unwrap_or(scheme.add_bos), names.bos);
     let suffix = affix(vocab.add_eos.unwrap_or(false), names.eos);
     let strip_start = scheme.rules.strip_start;
+    let texts = texts.done();
     let merges = merges(&vocab, &types, &texts)?;
     let options = BpeOptions {
         unk: names.unk.filter(|_| scheme.byte_fallback).map(|id| id as u32),

@@ -18,7 +18,12 @@ pub(super) struct Texts {
     table: Table,
     /// Whether two texts were equal.
     repeats: bool,
+    /// Hashes and places that are not in the table yet: a table is larger than the caches, and one wait serves several.
+    waiting: Vec<(u64, usize)>,
 }
+
+/// Most that wait.
+const BATCH: usize = 32;
 
 /// Places by hash: open addressing, the low bits a place and one, the rest some of its hash; 0 is empty.
 pub(super) struct Table {
@@ -71,6 +76,11 @@ impl Table {
         }
     }
 
+    /// Has the memory behind a hash on its way, for a `find` or `put` a little later.
+    pub(super) fn warm(&self, hash: u64) {
+        std::hint::black_box(self.slots[hash as usize & (self.slots.len() - 1)]);
+    }
+
     /// Puts `new` where `find` looks for it, in the stead of a place that `is` the same. Whether there was one.
     pub(super) fn put(&mut self, hash: u64, new: usize, is: impl Fn(usize) -> bool) -> bool {
         let mask = self.slots.len() - 1;
@@ -111,6 +121,7 @@ impl Texts {
             ids: Vec::new(),
             table: Table::new(count, "the table of a vocabulary")?,
             repeats: false,
+            waiting: vec_with_capacity(BATCH, "texts of a vocabulary")?,
         })
     }
 
@@ -122,7 +133,7 @@ impl Texts {
             texts.ids.push(id);
             texts.push(text, true)?;
         }
-        Ok(texts)
+        Ok(texts.done())
     }
 
     /// Appends a text, whose id is the number of those before it; unless `known`, it is not found by its text.
@@ -136,10 +147,32 @@ impl Texts {
         self.ends.push(end);
         if known {
             let hash = self.table.hash(text.as_bytes());
-            let (bytes, ends) = (&self.bytes, &self.ends);
-            self.repeats |= self.table.put(hash, place, |other| slice(bytes, ends, other) == text.as_bytes());
+            self.table.warm(hash);
+            self.waiting.push((hash, place));
+            if self.waiting.len() == BATCH {
+                self.settle();
+            }
         }
         Ok(())
+    }
+
+    /// Ends the pushing; before, nothing is found.
+    pub(super) fn done(mut self) -> Texts {
+        self.settle();
+        self
+    }
+
+    fn settle(&mut self) {
+        let (bytes, ends) = (&self.bytes, &self.ends);
+        for (hash, place) in self.waiting.drain(..) {
+            let text = slice(bytes, ends, place);
+            self.repeats |= self.table.put(hash, place, |other| slice(bytes, ends, other) == text);
+        }
+    }
+
+    /// Has the memory that `get` will look at on its way.
+    pub(super) fn warm(&self, text: &str) {
+        self.table.warm(self.table.hash(text.as_bytes()));
     }
 
     /// The id of a text.
@@ -182,7 +215,7 @@ mod tests {
     #[test]
     fn finds_what_a_map_finds() {
         let words: Vec<String> =
-            (0..5000u32).map(|i| format!("{:x}{}", i.wrapping_mul(2654435761) % 4096, "é".repeat(i as usize % 23))).collect();
+            (0..5000u32).map(|i| format!("{:x}{}", i.wrapping_mul(2654435761) % 2048, "é".repeat(i as usize % 16))).collect();
         let (mut texts, mut map) = (Texts::with_capacity(words.len()).unwrap(), HashMap::new());
         for (id, word) in words.iter().enumerate() {
             let known = id % 7 != 3;
@@ -191,6 +224,7 @@ mod tests {
                 map.insert(word.as_str(), id as u32);
             }
         }
+        let texts = texts.done();
         assert!(texts.repeats());
         for (id, word) in words.iter().enumerate() {
             assert_eq!(texts.get(word), map.get(word.as_str()).copied());
