@@ -3,7 +3,8 @@
 //!     metrale_bench MODEL [--threads N] [--prompt 512] [--decode 128] [--batch 1] [--context N] [--synthetic Q8_0] [--f32] [--json]
 //!
 //! MODEL is a folder or a GGUF file; with `--synthetic TYPE` a folder with `config.json` is enough. Limits (read bandwidth) are measured in
-//! the same run, on as many threads. Every figure is the median of three.
+//! the same run, on as many threads. Every figure is the median of three, but for the load, of which there is one: `--prompt 0 --decode 0`
+//! measures it alone.
 
 use metrale::backend::cpu::arena::Buffer;
 use metrale::backend::cpu::pool::Pool;
@@ -58,6 +59,16 @@ fn arguments() -> Result<Arguments, String> {
     Ok(a)
 }
 
+/// Tokens of the prompt that is waited for after a load.
+const FIRST: usize = 32;
+
+/// The most bytes this process ever had in memory, files that are mapped included; 0 where the system does not say.
+fn peak_rss() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|v| v.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
 /// 0 where nothing was measured.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -100,9 +111,18 @@ fn run(a: &Arguments) -> Result<(), metrale::error::Error> {
     let engine = engine::load(&a.model, &a.options, None)?;
     let load_seconds = start.elapsed().as_secs_f64();
     let vocab = engine.info().vocab as i32;
+    // From nothing to the first token of a short prompt, and what was most in memory until then.
+    let first: Vec<i32> = (0..FIRST as i32).map(|i| (i * 7919 + 13) % vocab).collect();
+    let mut sequence = Sequence::new(&engine, &SequenceOptions::default())?;
+    sequence.prefill(&first)?;
+    let token = metrale::sampling::Sampler::greedy().sample(sequence.logits()?, &[])?;
+    let first_seconds = start.elapsed().as_secs_f64();
+    std::hint::black_box(token);
+    drop(sequence);
+    let (peak, plan) = (peak_rss(), engine.plan().total());
     let prompt: Vec<i32> = (0..a.prompt as i32).map(|i| (i * 7919 + 13) % vocab).collect();
     let (mut prompt_rates, mut decode_rates) = (Vec::new(), Vec::new());
-    for _ in 0..3 {
+    for _ in 0..if a.prompt + a.decode > 0 { 3 } else { 0 } {
         let mut sequences = (0..a.batch).map(|_| Sequence::new(&engine, &SequenceOptions::default())).collect::<Result<Vec<_>, _>>()?;
         let start = Instant::now();
         if let Some(first) = sequences.first_mut().filter(|_| a.prompt > 0) {
@@ -124,15 +144,16 @@ fn run(a: &Arguments) -> Result<(), metrale::error::Error> {
     }
     let threads = engine.info().threads;
     let (prompt_tps, decode_tps) = (median(prompt_rates), median(decode_rates));
-    let read = read_bandwidth(threads)?;
+    // Where only the load is asked about, nothing else is measured.
+    let read = if a.prompt + a.decode > 0 { read_bandwidth(threads)? } else { f64::INFINITY };
     let read_used = engine.step_bytes() as f64 * decode_tps / a.batch as f64;
     let flops = engine.token_flops() as f64 * prompt_tps;
     if a.json {
         let object = serde_json::json!({
             "model": a.model.display().to_string(), "threads": threads, "simd": engine.info().simd, "compute": engine.info().compute, "batch": a.batch,
-            "prompt": a.prompt, "decode": a.decode, "load_seconds": load_seconds, "weight_bytes": engine.step_bytes(),
+            "prompt": a.prompt, "decode": a.decode, "load_seconds": load_seconds, "first_token_seconds": first_seconds, "peak_rss_bytes": peak, "plan_bytes": plan, "weight_bytes": engine.step_bytes(),
             "prompt_tps": prompt_tps, "decode_tps": decode_tps, "prompt_gflops": flops / 1e9,
-            "decode_gbps": read_used / 1e9, "read_gbps": read / 1e9, "decode_of_read": read_used / read,
+            "decode_gbps": read_used / 1e9, "read_gbps": if read.is_finite() { read / 1e9 } else { 0.0 }, "decode_of_read": read_used / read,
         });
         println!("{object}");
     } else {
@@ -142,6 +163,11 @@ fn run(a: &Arguments) -> Result<(), metrale::error::Error> {
             engine.info().model_type,
             threads,
             engine.info().simd
+        );
+        println!(
+            "first token of a prompt of {FIRST}: {first_seconds:.3} s after the load began; at most {} MiB in memory, {} MiB planned",
+            peak >> 20,
+            plan >> 20
         );
         println!("prompt {:>5} tokens: {prompt_tps:>9.1} tokens/s   {:>7.1} GFLOP/s in the matrices", a.prompt, flops / 1e9);
         println!(

@@ -76,7 +76,7 @@ pub fn load_with(
     pool: Option<Pool>,
     mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>,
 ) -> Result<Arc<Engine>> {
-    let mut loader = Loader::new(input, options).with_pool(pool);
+    let mut loader = Loader::new(input, options).with_pool(pool).at_once();
     loop {
         let engine = loader.step(SLICE)?;
         if let Some(progress) = progress.as_mut()
