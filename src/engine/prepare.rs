@@ -186,6 +186,7 @@ impl Prepared {
         let mut tape = Tape::new(&self.declarations, all_logits);
         let output = record(&mut tape);
         let mut circuit = tape.finish(output)?;
+        circuit.rounds = self.compute == Compute::Fast;
         lower(&mut circuit, &|id| self.needs(id));
         if !plain {
             fuse(&mut circuit);
@@ -217,6 +218,7 @@ impl Prepared {
         let makes = |node: &mut Node| node.op.ports().iter().any(|(port, value)| *port == Port::Out && **value == hidden);
         let last = circuit.nodes.iter_mut().position(makes);
         circuit.nodes.truncate(last.map_or(0, |last| last + 1));
+        circuit.rounds = self.compute == Compute::Fast;
         lower(&mut circuit, &|id| self.needs(id));
         fuse(&mut circuit);
         let Shape { rows, .. } = Shape::ALL[2];
@@ -226,6 +228,15 @@ impl Prepared {
     fn needs(&self, id: WeightId) -> Needs {
         let layouts = &self.layouts[id.0 as usize];
         Needs { f32: layouts.iter().any(|l| !l.is_integer()), q8: layouts.iter().any(|l| l.is_integer()) }
+    }
+
+    /// Bytes that a thread's rounded copy of a product's input takes at most.
+    fn rounded_bytes(&self) -> u64 {
+        if self.compute == Compute::F32 || !crate::backend::cpu::table().has_pairs() {
+            return 0;
+        }
+        let matrices = self.declarations.weights.iter().zip(&self.layouts).filter(|(_, layouts)| layouts.contains(&Layout::Bf16));
+        matrices.map(|(spec, _)| spec.cols as u64).max().unwrap_or(0).saturating_mul(2 * Shape::MOST_ROWS as u64)
     }
 
     /// Whether a weight's experts stay in their file.
@@ -312,7 +323,7 @@ impl Prepared {
         let pages = self.declarations.kv.len() as u64 * self.context.div_ceil(crate::ops::PAGE) as u64;
         let sequence = pages.saturating_mul(PAGE_ENTRY).saturating_add(4 * self.context as u64 + SEQUENCE);
         let threads = if self.options.threads == 0 { available_threads() } else { self.options.threads };
-        let own = LIBRARY + threads as u64 * THREAD + self.declarations.weights.len() as u64 * NAMES;
+        let own = LIBRARY + threads as u64 * (THREAD + self.rounded_bytes()) + self.declarations.weights.len() as u64 * NAMES;
         Ok([tokenizer, sequence.saturating_mul(sequences as u64), own].into_iter().fold(0, u64::saturating_add))
     }
 }
