@@ -9,12 +9,16 @@ RELEASE := $(TARGET)/release
 PROMPT ?= Explain in three sentences why the sky is blue.
 THREADS ?= 0
 FIXTURE := tests/fixtures/stories260k/model.gguf
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+# Until 1.0 the minor version is part of the SONAME: build.rs.
+SONAME := libmetrale.so.$(shell echo $(VERSION) | sed 's/^\(0\.[0-9]*\)\..*/\1/; s/^\([1-9][0-9]*\)\..*/\1/')
+PREFIX ?= /usr/local
 WARNINGS := -std=c11 -O2 -Wall -Wextra -Wpedantic
 
 # The program that writes the header: on the path, or where .ci/run puts it.
 CBINDGEN ?= $(or $(shell command -v cbindgen),$(wildcard build/own-tools/bin/cbindgen))
 
-.PHONY: demo chat library test format lint header header-check models peer bench clean help
+.PHONY: demo chat library install test format lint header header-check abi fuzz sanitize soak models peer bench latency clean help
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -33,6 +37,18 @@ chat: library
 # Only the shared library: alone it is optimised across crates, which it is not when Rust's own format is made beside it.
 library: ## the release libmetrale.so
 	$(CARGO) rustc --locked --release --lib --crate-type cdylib
+	ln -sf libmetrale.so $(RELEASE)/$(SONAME)
+
+# The static library shows, as the shared one does, no names but its own: those of its dependencies become local.
+install: library ## the library, shared and static, its header and pkg-config file, to $(DESTDIR)$(PREFIX)
+	$(CARGO) rustc --locked --release --lib --crate-type staticlib
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
+	install -m 755 $(RELEASE)/libmetrale.so $(DESTDIR)$(PREFIX)/lib/libmetrale.so.$(VERSION)
+	ln -sf libmetrale.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libmetrale.so
+	objcopy --wildcard --localize-symbol='llg_*' $(RELEASE)/libmetrale.a $(DESTDIR)$(PREFIX)/lib/libmetrale.a
+	install -m 644 include/metrale.h $(DESTDIR)$(PREFIX)/include/metrale.h
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' link/metrale.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/metrale.pc
 
 test: format lint header-check ## everything that CI runs
 	$(CARGO) test --locked --no-fail-fast
@@ -49,6 +65,20 @@ header: ## write include/metrale.h anew (needs cbindgen: cargo install cbindgen 
 header-check:
 	$(if $(CBINDGEN),CBINDGEN=$(CBINDGEN) tests/support/header.sh --check,@echo 'SKIPPED: there is no cbindgen to compare include/metrale.h with')
 
+abi: ## write the record of the C interface in tests/abi, and the change log's section on it, for the release in preparation
+	METRALE_ABI=write $(CARGO) test --locked --test abi what_was_published
+
+fuzz: ## 60 seconds of libFuzzer for each kind of input from strangers
+	tests/fuzz/run.sh $(or $(SECONDS_EACH),60)
+
+sanitize: ## the C programs under the address sanitizer, then the thread sanitizer
+	tests/support/sanitize.sh address
+	tests/support/sanitize.sh thread
+
+soak: library ## 200,000 decode steps on four threads; memory must not grow
+	$(CC) $(WARNINGS) -D_DEFAULT_SOURCE -pthread -Iinclude -o $(RELEASE)/soak tests/c/soak.c -L$(RELEASE) -lmetrale -Wl,-rpath,'$$ORIGIN'
+	$(RELEASE)/soak $(FIXTURE) 200000
+
 models: ## fetch three real models, which tests then use (840 MB, once)
 	$(PYTHON) examples/get_model.py smollm2-135m-instruct gemma-3-270m qwen2.5-coder-0.5b-instruct
 
@@ -58,6 +88,12 @@ peer: ## build llama.cpp's llama-bench into build/peer, for benches/peer.py
 bench: peer ## our speed beside the peer's
 	$(CARGO) build --locked --release --example metrale_bench
 	$(PYTHON) benches/peer.py $$($(PYTHON) examples/get_model.py smollm2-135m-instruct gemma-3-270m)
+
+latency: ## how well steps and cancels keep their bounds (docs/latency.md), on one thread and two
+	$(CARGO) build --locked --release --example step_latency
+	@model=$$($(PYTHON) examples/get_model.py smollm2-135m-instruct) && for threads in 1 2; do \
+		$(RELEASE)/examples/step_latency "$$model" --threads $$threads; \
+	done
 
 clean: ## remove what was built (fetched models stay)
 	$(CARGO) clean

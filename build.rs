@@ -1,9 +1,44 @@
-//! Keeps the symbols of dependencies out of the shared library: some of them declare a C interface of their own, and only
-//! `metrale_*` may be visible in a host's process.
+//! The shared library's face for the linker: SONAME, symbol versions, and no symbol besides `metrale_*` (some dependencies
+//! declare a C interface of their own).
+//!
+//! Until 1.0 the minor version is part of the SONAME (`libmetrale.so.0.1`), since minor versions may break hosts; then the
+//! major one alone. Symbol versions come from `link/exports.map`, see `link/versioned.sh`; a linker driver that does not know
+//! gcc's `-wrapper` makes a library without both, and the symbols of dependencies are hidden all the same.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    if std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux" || os == "android") {
-        println!("cargo:rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
+    println!("cargo:rerun-if-changed=link/exports.map");
+    println!("cargo:rerun-if-changed=link/versioned.sh");
+    if !env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux" || os == "android") {
+        return;
     }
+    println!("cargo:rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
+    // Resident: threads of a model that is still loaded, or of the host with destructors of ours, may outlive a dlclose.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    if !takes_wrapper() {
+        println!("cargo:warning=the linker driver takes no -wrapper: libmetrale.so will have no SONAME and no symbol versions");
+        return;
+    }
+    let wrapper = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("link/versioned.sh");
+    println!("cargo:rustc-cdylib-link-arg=-wrapper");
+    println!("cargo:rustc-cdylib-link-arg={}", wrapper.display());
+    let (major, minor) = (variable("CARGO_PKG_VERSION_MAJOR"), variable("CARGO_PKG_VERSION_MINOR"));
+    let version = if major == "0" { format!("0.{minor}") } else { major };
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libmetrale.so.{version}");
+}
+
+/// Whether what rustc calls to link is gcc, or acts like it.
+fn takes_wrapper() -> bool {
+    let driver = env::var("RUSTC_LINKER").unwrap_or_else(|_| "cc".into());
+    let tried =
+        Command::new(driver).args(["-wrapper", "env", "-E", "-x", "c", "/dev/null"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    tried.is_ok_and(|status| status.success())
+}
+
+fn variable(name: &str) -> String {
+    env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"))
 }

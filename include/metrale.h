@@ -30,6 +30,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// `METRALE_LOG_INFO`.
+#define METRALE_LOG_DEFAULT 0
+
+// The reason of each error that a call returns.
+#define METRALE_LOG_ERROR 1
+
+// What works less well than it should.
+#define METRALE_LOG_WARNING 2
+
+// What is being done, such as the phases of a load.
+#define METRALE_LOG_INFO 3
+
+// For developers of the library.
+#define METRALE_LOG_DEBUG 4
+
 // A path or file is read into memory while it is loaded, rather than mapped. The file may change afterwards, and
 // shortening it meanwhile is an error rather than SIGBUS. Its bytes stay in memory as long as the model.
 #define METRALE_SOURCE_READ 1
@@ -52,6 +67,24 @@
 // `metrale_decode_step` records the log-probability of the token it chooses; see `metrale_sequence_info`. Costs one
 // pass over the row for each token.
 #define METRALE_SEQ_LOGPROBS 2
+
+// The library's choice: the last token's row, for models that read from left to right; the mean for encoders.
+#define METRALE_POOLING_DEFAULT 0
+
+// A row for each token.
+#define METRALE_POOLING_NONE 1
+
+// The last token's row.
+#define METRALE_POOLING_LAST 2
+
+// The mean of all rows.
+#define METRALE_POOLING_MEAN 3
+
+// The first token's row.
+#define METRALE_POOLING_FIRST 4
+
+// Rows are scaled to length 1; one of zeros stays.
+#define METRALE_EMBED_NORMALIZE 1
 
 // Keeps only the highest logit; ties go to the lowest id. No field is used.
 #define METRALE_STAGE_GREEDY 1
@@ -79,6 +112,37 @@
 
 // Adds `value` to the logit of `token`; minus infinity rules the token out.
 #define METRALE_STAGE_BIAS 9
+
+// Locally typical sampling: keeps tokens, those first whose surprise is nearest to the entropy of the row, until their
+// probabilities reach `value` (0 to 1), and at least one.
+#define METRALE_STAGE_TYPICAL 10
+
+// Top-n-sigma: keeps logits of at least the highest minus `value` standard deviations of the logits that were not ruled out.
+#define METRALE_STAGE_TOP_N_SIGMA 11
+
+// Exclude top choices: in a share of `second` (0 to 1) of all draws, of the tokens that are at least `value` (0 to 1) likely
+// all but the least likely go. Above 0.5 `value` never finds two.
+#define METRALE_STAGE_XTC 12
+
+// Mirostat, first version: keeps as many of the likeliest tokens as make the surprise of the drawn one about `value` bits,
+// by an exponent that is estimated from the likeliest `count` (at least 2; 100 is usual), and learns from the error at the
+// rate `second` (0.1 is usual). Only as the last stage. Its state belongs to the sequence, like the generator.
+#define METRALE_STAGE_MIROSTAT 13
+
+// Mirostat, second version: keeps tokens up to a surprise that follows the drawn ones, so that they come to `value` bits; the
+// rate is `second`. Only as the last stage. Its state belongs to the sequence, like the generator.
+#define METRALE_STAGE_MIROSTAT_V2 14
+
+// Don't repeat yourself: where a token would make a passage longer that occurs before among the newest `count` tokens (0: all)
+// and has `length` (at least 1) or more tokens, subtracts `value` times `second` (at least 1) to the power of the tokens it has
+// beyond `length`.
+#define METRALE_STAGE_DRY 15
+
+// No passage that a DRY stage of this sampler sees reaches over `token`. Its place does not matter.
+#define METRALE_STAGE_DRY_BREAKER 16
+
+// The host's function of `metrale_sampler_set_hook`. No field is used.
+#define METRALE_STAGE_HOOK 17
 
 // `metrale_tokenize` puts the tokens around the text that the model was trained to see there.
 #define METRALE_TOKENIZE_ADD_SPECIAL 1
@@ -113,7 +177,10 @@ typedef struct metrale_loading metrale_loading;
 // A loaded model: immutable, shared by its sequences, safe to use from any number of threads at once.
 typedef struct metrale_model metrale_model;
 
-// A recipe for choosing tokens: immutable, may serve any number of sequences.
+// What a host lends models: an allocator, a limit of memory, a log. Models that name none use the system's memory.
+typedef struct metrale_runtime metrale_runtime;
+
+// A recipe for choosing tokens; may serve any number of sequences, each of which takes a copy.
 typedef struct metrale_sampler metrale_sampler;
 
 // One timeline of tokens with its cache, recurrent state and sampler. One call at a time may change it; a second
@@ -130,6 +197,63 @@ typedef struct metrale_text metrale_text;
 // are errors, after which nothing has changed and no output was written. A later library may return codes that
 // this header does not name; their sign still tells.
 typedef int32_t metrale_status;
+
+// Gives `size` bytes, at least 1, at a multiple of `align`, a power of two; NULL when there are none, which ends the
+// call in `METRALE_OUT_OF_MEMORY`. Called on any thread, also on several at once, during calls on the runtime's objects
+// and on threads of its models. It calls no function of this library, and it returns: no exception and no `longjmp`
+// leaves it.
+typedef void *(*metrale_alloc_fn)(void *user, size_t size, size_t align);
+
+// Takes back what `metrale_alloc_fn` gave for this `size` and `align`. Otherwise as that.
+typedef void (*metrale_free_fn)(void *user, void *pointer, size_t size, size_t align);
+
+// Gets a log record: its level (`METRALE_LOG_*`), the status of the call that failed (`METRALE_OK` where none did), and
+// `len` bytes of UTF-8 without a NUL or line end, which live during the call. Called on the thread that has something
+// to say, on several at once where several have; nothing is recorded of what the function itself does with this
+// library. It returns: no exception and no `longjmp` leaves it.
+typedef void (*metrale_log_fn)(void *user, uint32_t level, metrale_status status, const uint8_t *text, size_t len);
+
+// How to make a runtime. Zero is the default of every field.
+typedef struct {
+    // `sizeof(metrale_runtime_options)` as the host was compiled.
+    size_t struct_size;
+    // No flag exists yet.
+    uint64_t flags;
+    // Where memory comes from, or NULL with `free` for the system's.
+    metrale_alloc_fn alloc;
+    // Where it goes back.
+    metrale_free_fn free;
+    // Handed to `alloc` and `free`.
+    void *alloc_user;
+    // Most bytes that may be taken at once; 0 for no limit. What would pass it is `METRALE_OUT_OF_MEMORY`.
+    uint64_t memory_cap;
+    // Where log records go, or NULL; `metrale_runtime_log_set` changes it.
+    metrale_log_fn log;
+    // Handed to `log`.
+    void *log_user;
+    // `METRALE_LOG_*`: the last level that is recorded.
+    uint32_t log_level;
+    // Must be zero.
+    uint32_t reserved;
+} metrale_runtime_options;
+
+// Bytes that a runtime has taken of its allocator. Set `struct_size` before the call.
+typedef struct {
+    // `sizeof(metrale_memory_usage)` as the host was compiled.
+    size_t struct_size;
+    // Bytes taken and not given back.
+    uint64_t live;
+    // The most that were ever live.
+    uint64_t peak;
+    // The limit; 0 for none.
+    uint64_t cap;
+    // Of the live bytes: packed weights.
+    uint64_t weights;
+    // Of the live bytes: pages of caches and recurrent states.
+    uint64_t cache;
+    // The rest of the live bytes.
+    uint64_t other;
+} metrale_memory_usage;
 
 // Called while a model loads, on the thread that loads. Both numbers are those of the phase; `total_bytes` is 0 while
 // it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped),
@@ -159,6 +283,24 @@ typedef struct {
     const char *synthetic;
     // Seed of the random weights.
     uint64_t synthetic_seed;
+    // The runtime that the model and all that is made of it belong to, which they keep; NULL for none: the system's
+    // memory, uncounted.
+    const metrale_runtime *runtime;
+    // Most bytes the plan of the model with one sequence may take; 0 takes what the machine has free. A plan beyond it
+    // is `METRALE_OUT_OF_MEMORY` before weights are read, with the bytes wanted and available.
+    uint64_t memory;
+    // Leaves routed experts in their file and keeps at most this many bytes of them packed, those met most often; 0
+    // takes `METRALE_EXPERT_BYTES` from the environment, else packs all of them at load.
+    uint64_t expert_bytes;
+    // Types that matrices are multiplied in where they are to differ from the file's: rules `<where>=<type>` parted by
+    // commas, `"layers.0-3.mlp=f32,head=bf16"`. NULL takes `METRALE_PRECISION` from the environment. Copied.
+    const char *precision;
+    // Most bytes that the model keeps of its sequences' beginnings, so that a prompt that begins like an earlier one is computed only from
+    // where they part. 0 keeps nothing: memory that a host did not grant is not taken. It is counted in the plan's `kv`.
+    // Kept are the keys and values and the recurrent state of prompts of 16 tokens and more once they are read, and of every sequence
+    // when it is freed; what was used longest ago gives way. Logits are the same bits as without. `METRALE_UNSUPPORTED` for
+    // models that translate.
+    uint64_t prefix_bytes;
 } metrale_load_options;
 
 // Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -173,10 +315,13 @@ typedef struct {
     uint64_t state;
     // Workspace of a step.
     uint64_t scratch;
-    // Everything else: tokenizer, tables, buffers.
+    // Everything else: tokenizer, tables, rows of logits, buffers.
     uint64_t other;
-    // The sum.
+    // The sum of all fields but `struct_size`.
     uint64_t total;
+    // Bytes of files that were read or copied and stay in memory with the model (`METRALE_SOURCE_READ`,
+    // `METRALE_SOURCE_COPY`, `metrale_source_reader`).
+    uint64_t source;
 } metrale_memory_plan;
 
 // Fills `len` bytes at `into` with a source's bytes from `offset` on, and returns how many it filled. Everything but
@@ -238,9 +383,30 @@ typedef struct {
     metrale_token token;
     // The stage's number.
     float value;
+    // Its second number.
+    float second;
+    // A length in tokens.
+    uint32_t length;
     // Must be zero.
-    uint32_t reserved[4];
+    uint32_t reserved[2];
 } metrale_sampler_stage;
+
+// Called where `METRALE_STAGE_HOOK` stands among a sampler's stages, on the thread that steps, once for each token to be
+// chosen. `logits` are `count` floats, one for each token: what earlier stages made of them, minus infinity for a token that
+// they or the sequence's grammar ruled out; it may change them. A token that was ruled out stays so, whatever is written;
+// minus infinity rules one out; NaN and infinity end the step with `METRALE_NUMERIC_FAULT`. `history` are the sequence's
+// `history_count` tokens, prompt included. Both pointers are valid during the call. `user` is the host's.
+//
+// Returns 0, or any other number to fail: the sequence is then as before, its status is the number if that is an error of
+// this header, else `METRALE_CANCELLED`, and other sequences of a `metrale_step` go on. The function must return: no
+// exception and no `longjmp` may leave it. What it does may depend on its arguments only: where a step leaves off in the
+// middle it is called again, and must come to the same. It may look at other sequences and work on them, but not call
+// `metrale_step` (`METRALE_INVALID_STATE`); the sequence it is called for is `METRALE_BUSY`.
+typedef int32_t (*metrale_hook_fn)(void *user,
+                                   float *logits,
+                                   size_t count,
+                                   const metrale_token *history,
+                                   size_t history_count);
 
 // How to make a sequence. Zero is the default of every field.
 typedef struct {
@@ -302,6 +468,71 @@ typedef struct {
     // Tokens that still wait in the queue.
     uint64_t queued;
 } metrale_step_result;
+
+// How to embed. Zero is the default of every field.
+typedef struct {
+    // `sizeof(metrale_embed_options)` as the host was compiled.
+    size_t struct_size;
+    // `METRALE_EMBED_*`, or-ed.
+    uint64_t flags;
+    // `METRALE_POOLING_*`.
+    uint32_t pooling;
+    // Must be zero.
+    uint32_t reserved;
+} metrale_embed_options;
+
+// What a sequence has done since it was made, and the memory it holds. A fork starts at zero. Calls that fail are not counted, but for
+// `cancelled`. Set `struct_size` before the call.
+typedef struct {
+    // `sizeof(metrale_stats)` as the host was compiled.
+    size_t struct_size;
+    // Tokens of prompts it has taken (`metrale_prefill`, `metrale_seq_feed`), the reused ones included.
+    uint64_t read;
+    // Those of them that were not computed, because the model had kept them (`metrale_load_options.prefix_bytes`).
+    uint64_t reused;
+    // Tokens that were produced (`metrale_decode_step`, `metrale_step`).
+    uint64_t generated;
+    // Passes through the model that it took part in.
+    uint64_t passes;
+    // Calls and steps that a cancel ended.
+    uint64_t cancelled;
+    // Nanoseconds of passes over prompts; one shared with other sequences counts in full for each.
+    uint64_t prefill_ns;
+    // Nanoseconds of passes over produced tokens; as above.
+    uint64_t decode_ns;
+    // Bytes of keys and values that no other sequence and no prefix shares.
+    uint64_t kv_owned;
+    // Bytes of keys and values shared with forks or kept prefixes; the next write to a page makes it the sequence's own. Right after
+    // `metrale_seq_fork` this is what the fork saved.
+    uint64_t kv_shared;
+    // Bytes of recurrent state and rows of logits, those of marks included, that nobody shares.
+    uint64_t state_owned;
+    // Such bytes that forks or kept prefixes share.
+    uint64_t state_shared;
+} metrale_stats;
+
+// What a model keeps for prompts that begin alike (`metrale_load_options.prefix_bytes`); all zero without. Set `struct_size` before the
+// call.
+typedef struct {
+    // `sizeof(metrale_model_counts)` as the host was compiled.
+    size_t struct_size;
+    // Bytes that may be kept.
+    uint64_t prefix_budget;
+    // Bytes that are kept now: pages, states and lists, also where a sequence still shares them. Never more than the budget.
+    uint64_t prefix_bytes;
+    // Pieces of prompts that are kept.
+    uint64_t prefix_entries;
+    // Tokens of these pieces.
+    uint64_t prefix_tokens;
+    // Prompts that found a beginning to take up.
+    uint64_t prefix_hits;
+    // Prompts that found none.
+    uint64_t prefix_misses;
+    // Tokens that did not have to be computed.
+    uint64_t prefix_reused;
+    // Pieces and states that gave way to others.
+    uint64_t prefix_evicted;
+} metrale_model_counts;
 
 // Success.
 #define METRALE_OK 0
@@ -406,6 +637,8 @@ uint32_t metrale_version_number(void);
 
 // Whether a host compiled with this header can use this library: pass `METRALE_ABI_VERSION`. Worth calling first.
 // `METRALE_VERSION_MISMATCH` when it cannot. Any thread.
+//
+// Statuses: `METRALE_VERSION_MISMATCH` with both versions in `wanted` and `available`.
 metrale_status metrale_check_abi(uint32_t header_version, metrale_error **err);
 
 // How the library was built and what it found on this machine, as a JSON object: `version`, `abi`, `target`,
@@ -452,6 +685,45 @@ bool metrale_error_retry(const metrale_error *err);
 // Frees an error and ends the life of its strings. NULL and handles that are none are ignored. Any thread.
 void metrale_error_free(metrale_error *err);
 
+// Makes a runtime: an allocator, a limit of memory and a place for log records, for the models that are loaded with it
+// (`metrale_load_options.runtime`) and all that is made of them. `options` may be NULL: the system's memory, counted. On
+// success `*out` is a handle for `metrale_runtime_free`. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (one of `alloc` and `free` without the other), `METRALE_UNKNOWN_OPTION`,
+// `METRALE_OUT_OF_MEMORY`, `METRALE_UNSUPPORTED` (an allocator, in a build whose memory is not the library's to direct).
+metrale_status metrale_runtime_new(const metrale_runtime_options *options,
+                                   metrale_runtime **out,
+                                   metrale_error **err);
+
+// Gives up a runtime. Models loaded with it, and all that was made of them, keep it: the host's functions may be called
+// until the last of those, and of the errors their calls returned, is freed and no call is running. NULL and handles
+// that are none are ignored. Any thread.
+void metrale_runtime_free(metrale_runtime *runtime);
+
+// Fills `*out`, whose `struct_size` must be set, with what the runtime has taken of its allocator. Model files that are
+// mapped and stacks of threads are not counted. Any thread.
+//
+// Statuses: `METRALE_INVALID_HANDLE`, `METRALE_INVALID_ARGUMENT`.
+metrale_status metrale_runtime_memory(const metrale_runtime *runtime, metrale_memory_usage *out, metrale_error **err);
+
+// Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, experts that
+// can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
+// next ones pay for the memory anew. Any thread.
+//
+// Statuses: only `METRALE_INVALID_HANDLE`.
+metrale_status metrale_runtime_trim(metrale_runtime *runtime, metrale_error **err);
+
+// Changes where the runtime's log records go, and up to which level (`METRALE_LOG_*`; 0 is `METRALE_LOG_INFO`). NULL for
+// `log` is silence, as at first. A record that is being written on another thread may still reach the function that was
+// set before. Any thread.
+//
+// Statuses: `METRALE_UNKNOWN_OPTION` (there is no such level).
+metrale_status metrale_runtime_log_set(metrale_runtime *runtime,
+                                       uint32_t level,
+                                       metrale_log_fn log,
+                                       void *user,
+                                       metrale_error **err);
+
 // What a model file or folder holds, from its headers alone, as a JSON object: `format`, `model_type`, `parameters`,
 // `bytes`, `context`, `vocab`, `tensors` and more. The text, without a NUL, goes to `out` and its length to
 // `*out_len`; when `capacity` is too small, only `*out_len` is written and the status is `METRALE_MORE`. Any thread.
@@ -463,8 +735,19 @@ metrale_status metrale_model_probe(const char *path,
                                    size_t *out_len,
                                    metrale_error **err);
 
+// As `metrale_model_probe`, of a source. Of what a host's function reads only the headers are asked for, a few megabytes,
+// by calls of this function and on its thread. Any thread.
+//
+// Statuses: as for `metrale_load_source`.
+metrale_status metrale_source_probe(const metrale_source *source,
+                                    uint8_t *out,
+                                    size_t capacity,
+                                    size_t *out_len,
+                                    metrale_error **err);
+
 // Bytes that loading this model with these options and making `sequences` sequences of its full context would take.
-// Reads headers, no weights. `options` may be NULL; its callback is not used. `out->struct_size` must be set. Any
+// Reads headers, no weights. The plan is met within 5 % (and 1 MiB, which matters for models of toy size) and not
+// exceeded; mapped files, which the system can drop at any time, and grammars are not in it. `options` may be NULL; its callback is not used. `out->struct_size` must be set. Any
 // thread.
 //
 // Statuses: as for `metrale_load`.
@@ -473,6 +756,15 @@ metrale_status metrale_plan(const char *path,
                             size_t sequences,
                             metrale_memory_plan *out,
                             metrale_error **err);
+
+// As `metrale_plan`, of a source: its read or copied bytes are among those planned. Any thread.
+//
+// Statuses: as for `metrale_load_source`.
+metrale_status metrale_source_plan(const metrale_source *source,
+                                   const metrale_load_options *options,
+                                   size_t sequences,
+                                   metrale_memory_plan *out,
+                                   metrale_error **err);
 
 // A GGUF file (of a split one the first part) or a folder with `config.json`, as for `metrale_load`. `path` is
 // NUL-terminated, in the system's encoding, and copied. `flags` is 0, which maps files, or `METRALE_SOURCE_READ`; a
@@ -483,7 +775,7 @@ metrale_status metrale_plan(const char *path,
 // `METRALE_IO`, `METRALE_NOT_A_MODEL`.
 metrale_status metrale_source_path(const char *path, uint64_t flags, metrale_source **out, metrale_error **err);
 
-// One whole GGUF file in memory, at any address. With `flags` 0 nothing is copied: the `len` bytes must stay, and stay
+// One whole file in memory, at any address: a GGUF file, or a file of a folder. With `flags` 0 nothing is copied: the `len` bytes must stay, and stay
 // the same, until the source, its loads, and the models made from it with all their sequences are gone. With
 // `METRALE_SOURCE_COPY` they are copied at once. On success `*out` is a handle for `metrale_source_free`. Any thread.
 //
@@ -494,7 +786,7 @@ metrale_status metrale_source_buffer(const uint8_t *bytes,
                                      metrale_source **out,
                                      metrale_error **err);
 
-// One whole GGUF file inside an open regular file: `len` bytes from `offset` on, or all from there with `len` 0.
+// One whole file (GGUF, or of a folder) inside an open regular file: `len` bytes from `offset` on, or all from there with `len` 0.
 // `offset` may be any number, so that a model can lie inside a container. `fd` is duplicated: the host may close it at
 // once, and its position is neither used nor moved. `flags` is 0, which maps the bytes, or `METRALE_SOURCE_READ`. On
 // success `*out` is a handle for `metrale_source_free`. Any thread.
@@ -510,7 +802,7 @@ metrale_status metrale_source_fd(int32_t fd,
                                  metrale_source **out,
                                  metrale_error **err);
 
-// One whole GGUF file of `len` bytes that the host reads: see `metrale_read_at_fn` for what `read_at` has to do. Its
+// One whole file (GGUF, or of a folder) of `len` bytes that the host reads: see `metrale_read_at_fn` for what `read_at` has to do. Its
 // bytes stay in memory as long as a model made from them. `user` is handed to `read_at` and must stay valid until the
 // source and its loads are gone; a finished model needs neither. Loads of one source on several threads call `read_at`
 // on several threads. `flags` must be 0. On success `*out` is a handle for `metrale_source_free`. Any thread.
@@ -522,6 +814,27 @@ metrale_status metrale_source_reader(metrale_read_at_fn read_at,
                                      uint64_t flags,
                                      metrale_source **out,
                                      metrale_error **err);
+
+// A folder without files, which `metrale_source_add` fills: what a checkpoint of several files is loaded from where they do
+// not lie in a directory. `flags` must be 0. On success `*out` is a handle for `metrale_source_free`. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_UNKNOWN_OPTION`.
+metrale_status metrale_source_folder(uint64_t flags,
+                                     metrale_source **out,
+                                     metrale_error **err);
+
+// Puts `part` into `folder` under the name that its file has in a directory: `config.json`, `tokenizer.json`,
+// `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`, `model.safetensors`, or
+// `model.safetensors.index.json` and all that it names; or the one `.gguf` file, or all parts of a split one. `name` is
+// NUL-terminated UTF-8 and copied; `part` is any source but a folder, of any file (a path then is the file's own), may be
+// put into several folders, and may be freed at once. What loads have begun with stays as it was. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (no folder, no file name, or a name that is there), `METRALE_INVALID_HANDLE`,
+// `METRALE_LIMIT_EXCEEDED` (4,096 parts), `METRALE_OUT_OF_MEMORY`.
+metrale_status metrale_source_add(metrale_source *folder,
+                                  const char *name,
+                                  const metrale_source *part,
+                                  metrale_error **err);
 
 // Gives up a source. Loads that have begun and models made from it go on. NULL and handles that are none are ignored.
 // Any thread.
@@ -545,7 +858,7 @@ metrale_status metrale_load(const char *path,
 // freed afterwards. Any thread; several loads of one source may run at once.
 //
 // Statuses: as for `metrale_load`; `METRALE_IO` names what a reader did not give, with its offset;
-// `METRALE_UNSUPPORTED` for safetensors bytes, and parts of a split GGUF, that do not come by path.
+// `METRALE_UNSUPPORTED` for one safetensors file, or one part of a split GGUF, that comes neither by path nor in a folder.
 metrale_status metrale_load_source(const metrale_source *source,
                                    const metrale_load_options *options,
                                    metrale_model **out,
@@ -566,6 +879,7 @@ metrale_status metrale_load_begin(const metrale_source *source,
 // workspace are each one slice that cannot be cut. `METRALE_AGAIN` while there is more to do. `METRALE_OK` once, with the
 // model in `*out`, a handle for `metrale_free`. `progress`, which may be NULL, is filled in both cases. Steps may come
 // from different threads, one at a time; the progress callback runs inside of them.
+// One call at a time on a load.
 //
 // Statuses: as for `metrale_load_source`. After an error everything the load held is freed, and every further step
 // returns that error; after `METRALE_OK` a step is `METRALE_INVALID_STATE`. `METRALE_BUSY` while another thread steps.
@@ -575,10 +889,23 @@ metrale_status metrale_load_step(metrale_loading *loading,
                                  metrale_model **out,
                                  metrale_error **err);
 
+// As `metrale_load_step`, by amount of work instead of time, which does not depend on the machine: reads or packs
+// `budget_bytes` bytes and at most one panel of a matrix more, or makes one of the pieces that are not counted in bytes
+// (headers, the tokenizer, the workspace). 0 is the least there is. The bytes are those of `progress`.
+//
+// Statuses: as for `metrale_load_step`.
+metrale_status metrale_load_step_bytes(metrale_loading *loading,
+                                       uint64_t budget_bytes,
+                                       metrale_load_progress *progress,
+                                       metrale_model **out,
+                                       metrale_error **err);
+
 // Cancels a load. `METRALE_OK`: there will be no model, every step from now on is `METRALE_CANCELLED`, and a step that is
 // running ends so after its slice; what the load held is freed then, or at once when none is running. `METRALE_DONE`: too
 // late, a step has handed out the model or is about to, and it is the host's. Cancelling again is `METRALE_OK`, and so is
 // cancelling a load that failed. Any thread, also inside a callback of the load.
+//
+// Statuses: `METRALE_OK`, `METRALE_DONE`, `METRALE_INVALID_HANDLE`.
 metrale_status metrale_load_cancel(metrale_loading *loading,
                                    metrale_error **err);
 
@@ -592,11 +919,15 @@ void metrale_loading_free(metrale_loading *loading);
 void metrale_free(metrale_model *model);
 
 // Makes another handle of the same model, for another owner; each is freed once. Any thread.
+//
+// Statuses: `METRALE_INVALID_HANDLE`, `METRALE_OUT_OF_MEMORY`.
 metrale_status metrale_model_retain(const metrale_model *model, metrale_model **out, metrale_error **err);
 
 // What the model is, as a JSON object: `model_type`, `architecture`, `parameters`, `layers`, `hidden`, `vocab`,
 // `context`, `compute`, `threads`, `bos`, `end_tokens` and more. `*out_json` is NUL-terminated; `out_len`, which may
 // be NULL, gets its length without the NUL. The text lives until this handle is freed. Any thread.
+//
+// Statuses: only `METRALE_INVALID_HANDLE`.
 metrale_status metrale_model_info(const metrale_model *model,
                                   const char **out_json,
                                   size_t *out_len,
@@ -606,12 +937,27 @@ metrale_status metrale_model_info(const metrale_model *model,
 // text as it is, everything else as JSON. `key` is NUL-terminated UTF-8. The value, without a NUL, goes to `out` and
 // its length to `*out_len`; when `capacity` is too small, only `*out_len` is written and the status is
 // `METRALE_MORE`. `METRALE_NOT_FOUND` for an unknown key. Any thread.
+//
+// Statuses: `METRALE_MORE`, `METRALE_NOT_FOUND`, `METRALE_INVALID_ARGUMENT`, `METRALE_OUT_OF_MEMORY`.
 metrale_status metrale_model_meta(const metrale_model *model,
                                   const char *key,
                                   uint8_t *out,
                                   size_t capacity,
                                   size_t *out_len,
                                   metrale_error **err);
+
+// What tells this model from others, as 32 hexadecimal digits without a NUL: of its shapes, of how it computes (`compute`) and of rows of
+// each weight, so that models with the same fingerprint can take up each other's saved sequences. It does not protect against
+// somebody who makes two models agree on purpose. The digits go to `out` and their number to `*out_len`; when `capacity` is
+// too small, only `*out_len` is written and the status is `METRALE_MORE`. The first call looks at the weights, later ones do
+// not. Any thread.
+//
+// Statuses: `METRALE_MORE`, `METRALE_OUT_OF_MEMORY`.
+metrale_status metrale_model_fingerprint(const metrale_model *model,
+                                         uint8_t *out,
+                                         size_t capacity,
+                                         size_t *out_len,
+                                         metrale_error **err);
 
 // The tokens of a text of `len` bytes, which may hold NULs and need not be terminated. `flags`:
 // `METRALE_TOKENIZE_*`, or-ed. They go to `out` and their number to `*out_count`; when `capacity` is too small, only
@@ -644,6 +990,8 @@ metrale_status metrale_detokenize(const metrale_model *model,
 
 // Exactly the bytes that one token adds to a text; a special token gives its literal text. Output as in
 // `metrale_tokenize`. Any thread.
+//
+// Statuses: `METRALE_MORE`, `METRALE_INVALID_TOKEN`, `METRALE_NOT_FOUND` when the model comes without a tokenizer.
 metrale_status metrale_token_bytes(const metrale_model *model,
                                    metrale_token token,
                                    uint8_t *out,
@@ -690,6 +1038,9 @@ metrale_status metrale_text_push(metrale_text *text, metrale_token token, metral
 // Gives out what is held back: the beginning of a character (as U+FFFD) or of a stop string. Call it when the
 // sequence ends; the stream can go on afterwards, as if the text began there. Everything else is as in
 // `metrale_text_push`.
+// One call at a time on a stream.
+//
+// Statuses: `METRALE_INVALID_STATE`, `METRALE_BUSY`.
 metrale_status metrale_text_flush(metrale_text *text, metrale_text_piece *out, metrale_error **err);
 
 // Brings the stream back to its beginning; what was held back is dropped. One call at a time.
@@ -712,6 +1063,18 @@ metrale_status metrale_sampler_new(const metrale_sampler_stage *stages,
                                    metrale_sampler **out,
                                    metrale_error **err);
 
+// Says what the stages `METRALE_STAGE_HOOK` of a sampler do: `hook` is called with `user`, see `metrale_hook_fn`; NULL takes it away.
+// Sequences that get the sampler from now on have it, until they get another; those that have a copy keep what they have. So both
+// pointers must stay valid until those sequences, and forks and marks of them, are gone or have another sampler. One function may be
+// called on several threads at once, for sequences that are stepped there. A sequence does not take a sampler with such a stage and no
+// hook. Any thread.
+//
+// Statuses: `METRALE_INVALID_STATE` (the sampler has no such stage).
+metrale_status metrale_sampler_set_hook(metrale_sampler *sampler,
+                                        metrale_hook_fn hook,
+                                        void *user,
+                                        metrale_error **err);
+
 // Frees a sampler; sequences that use it have their own copy. NULL and handles that are none are ignored. Any thread.
 void metrale_sampler_free(metrale_sampler *sampler);
 
@@ -728,8 +1091,9 @@ metrale_status metrale_grammar_json_schema(const metrale_model *model,
                                            metrale_grammar **out,
                                            metrale_error **err);
 
-// As `metrale_grammar_json_schema` for a grammar in GBNF: rules `name ::= ...`, the start is `root`. A text without such rules is read in
-// Lark's notation, with the start `start`. Where rules are recursive, parts between them that are not take the longest text they can.
+// As `metrale_grammar_json_schema` for a grammar in GBNF: rules `name ::= ...`, the start is `root`. Where rules are recursive, parts
+// between them that are not take the longest text they can.
+// Any thread.
 //
 // Statuses: as `metrale_grammar_json_schema`.
 metrale_status metrale_grammar_gbnf(const metrale_model *model,
@@ -738,8 +1102,20 @@ metrale_status metrale_grammar_gbnf(const metrale_model *model,
                                     metrale_grammar **out,
                                     metrale_error **err);
 
+// As `metrale_grammar_json_schema` for a grammar in Lark's notation: rules `name: ...`, terminals `NAME: ...`, the start is `start`.
+// Terminals take the longest text they can.
+// Any thread.
+//
+// Statuses: as `metrale_grammar_json_schema`.
+metrale_status metrale_grammar_lark(const metrale_model *model,
+                                    const uint8_t *source,
+                                    size_t len,
+                                    metrale_grammar **out,
+                                    metrale_error **err);
+
 // As `metrale_grammar_json_schema` for a regular expression, which the whole text matches. Unicode classes and counted repetitions are
 // fine; references back and look-around are not.
+// Any thread.
 //
 // Statuses: as `metrale_grammar_json_schema`.
 metrale_status metrale_grammar_regex(const metrale_model *model,
@@ -758,6 +1134,7 @@ void metrale_grammar_free(metrale_grammar *grammar);
 //
 // When a step finds no token that goes on it returns `METRALE_NO_VALID_TOKEN`, after the end `METRALE_GRAMMAR_DONE`; the sequence is then
 // as before and usable, for example after lifting the grammar.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_MISMATCH` (the grammar was compiled for another model), `METRALE_BUSY`.
 metrale_status metrale_seq_grammar(metrale_seq *seq,
@@ -769,7 +1146,7 @@ metrale_status metrale_seq_grammar(metrale_seq *seq,
 //
 // Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_LIMIT_EXCEEDED` (more context than the model was loaded for),
 // `METRALE_INVALID_ARGUMENT`, `METRALE_TOO_LARGE`, `METRALE_UNKNOWN_OPTION`,
-// `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary).
+// `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_INVALID_STATE` (its hook was not set).
 metrale_status metrale_seq_new(metrale_model *model,
                                const metrale_seq_options *options,
                                metrale_seq **out,
@@ -788,20 +1165,43 @@ metrale_status metrale_seq_info(const metrale_seq *seq, metrale_sequence_info *o
 // Keeps the first `length` tokens and forgets the rest, exactly: what follows is as if they had never been there.
 // The sampler's generator stays where it is, a grammar goes back with the tokens. Refused without a change where the model's state cannot go back
 // (`METRALE_UNSUPPORTED`) and when the sequence is shorter (`METRALE_INVALID_ARGUMENT`).
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_BUSY`.
 metrale_status metrale_seq_truncate(metrale_seq *seq,
                                     size_t length,
                                     metrale_error **err);
 
+// Takes `count` tokens out, from index `from` on; those after them move to lower positions, which makes room at the end of a full sequence. What
+// is left keeps the values it was computed with, when the removed tokens could still be seen; its keys are turned back to their new
+// positions. So what follows is attention over the tokens that are left (StreamingLLM), not what a fresh run over them would
+// give: use a fresh sequence where that is wanted. Turning rounds once, and where the cache is 16 bits wide
+// (`METRALE_COMPUTE_FAST`) the turned key is rounded to 16 bits a second time. It takes about as long as copying what is moved.
+//
+// The row of logits stays as it was computed, with all tokens. Where nothing follows the removed tokens, this is
+// `metrale_seq_truncate`. Marks past `from` end. A grammar keeps what was chosen under it, also of removed tokens. What the queue
+// holds stays. The sequence no longer shares its later tokens with prompts that begin alike. On error nothing has changed.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (the tokens are not all there), `METRALE_UNSUPPORTED` with the reason where the model's past does not
+// move: recurrent layers, latent or compressed caches, hashed tokens, absolute positions, translation.
+// `METRALE_OUT_OF_MEMORY` (pages shared with forks are copied), `METRALE_BUSY`.
+metrale_status metrale_seq_shift(metrale_seq *seq,
+                                 size_t from,
+                                 size_t count,
+                                 metrale_error **err);
+
 // Changes how the sequence's next tokens are chosen, starting from the sampler's seed. NULL is greedy. The sampler is
 // copied and may be freed afterwards.
+// One call at a time on a sequence.
 //
-// Statuses: `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_BUSY`.
-metrale_status metrale_seq_sampling(metrale_seq *seq, const metrale_sampler *sampler, metrale_error **err);
+// Statuses: `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_INVALID_STATE` (its hook was not
+// set), `METRALE_BUSY`.
+metrale_status metrale_seq_sampling(metrale_seq *seq,
+                                    const metrale_sampler *sampler,
+                                    metrale_error **err);
 
 // Makes a second sequence that holds the same tokens and will choose the same ones. Memory is shared page by page until one of
-// the two writes, so a fork costs a list of pages and one row of logits. Marks stay with the original. `*out` is a handle for
+// the two writes, so a fork costs a list of pages and one row of logits; `metrale_seq_stats` says how many bytes are shared. Marks stay with the original. `*out` is a handle for
 // `metrale_seq_free`. Safe beside other calls that take a const sequence.
 //
 // Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
@@ -811,6 +1211,7 @@ metrale_status metrale_seq_fork(const metrale_seq *seq,
 
 // Marks this point of the sequence. `*out_mark` is a number, never 0, for `metrale_seq_rollback` and `metrale_seq_commit`. A mark lasts
 // until it is committed or the sequence goes back to before it; meanwhile it keeps one recurrent state, where the model has one.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 metrale_status metrale_seq_mark(metrale_seq *seq,
@@ -819,6 +1220,7 @@ metrale_status metrale_seq_mark(metrale_seq *seq,
 
 // Goes back to a mark, as often as wanted: tokens, state, logits, grammar and the sampler's generator are bit for bit what they were. Later
 // marks end; this one stays.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_INVALID_ARGUMENT` (no such mark), `METRALE_BUSY`.
 metrale_status metrale_seq_rollback(metrale_seq *seq,
@@ -826,6 +1228,7 @@ metrale_status metrale_seq_rollback(metrale_seq *seq,
                                     metrale_error **err);
 
 // Keeps what came since a mark and gives the mark up.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_INVALID_ARGUMENT` (no such mark), `METRALE_BUSY`.
 metrale_status metrale_seq_commit(metrale_seq *seq, uint64_t mark, metrale_error **err);
@@ -840,11 +1243,13 @@ metrale_status metrale_seq_match(const metrale_seq *seq,
                                  size_t *out_count,
                                  metrale_error **err);
 
-// Writes the sequence's state as bytes: tokens, keys and values, recurrent state, logits, the sampler's generator. They carry a version, a
-// fingerprint of the model and of how it was loaded, and a checksum. `*out_len` gets the size; with too small a `capacity` the status is
-// `METRALE_MORE` and nothing else is written. Marks are not saved. Safe beside other calls that take a const sequence.
+// Writes the sequence's state as bytes: tokens, keys and values, recurrent state, logits, the sampler's state (generator, mirostat)
+// and how far its grammar was followed. They carry a version, fingerprints of the model, of how it was loaded and of the grammar,
+// and checksums. `*out_len` gets the size; with too small a `capacity` the status is `METRALE_MORE` and nothing else is written.
+// Marks are not saved, nor are the sampler's stages and the grammar itself, which the host sets on the sequence that it restores.
+// Safe beside other calls that take a const sequence.
 //
-// Statuses: `METRALE_MORE`, `METRALE_UNSUPPORTED` (it follows a grammar), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+// Statuses: `METRALE_MORE`, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 metrale_status metrale_seq_save(const metrale_seq *seq,
                                 uint8_t *out,
                                 size_t capacity,
@@ -852,10 +1257,14 @@ metrale_status metrale_seq_save(const metrale_seq *seq,
                                 metrale_error **err);
 
 // Becomes what `metrale_seq_save` wrote, from a sequence of the same model loaded the same way. The stages of the sampler stay, its
-// generator goes to where it was; marks and a grammar end. All or nothing: on error the sequence is as before.
+// state goes to where it was. Where the saved sequence followed a grammar, this one must have the same grammar set (compiled from
+// the same text; how far it was followed does not matter) and goes on in it from where it was saved; else a grammar in force is
+// lifted. Marks end. All or nothing: on error the sequence is as before.
+// One call at a time on a sequence.
 //
-// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_MISMATCH` (another model, or other load options),
-// `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_VERSION_MISMATCH` (written by another version of the library),
+// `METRALE_MISMATCH` (another model or other load options, with both fingerprints in the error; or another grammar), `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_LIMIT_EXCEEDED` (the way through the grammar
+// takes more work than is allowed), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 metrale_status metrale_seq_restore(metrale_seq *seq,
                                    const uint8_t *bytes,
                                    size_t len,
@@ -864,6 +1273,7 @@ metrale_status metrale_seq_restore(metrale_seq *seq,
 // Reads the source text of an empty sequence of a model that translates (NLLB, M2M-100): `[language, text ..., end]` as tokens. Afterwards
 // prefill the decoder's first tokens (`[end, target language]`) and step or search. The source stays until the sequence
 // is freed or given another one while it is empty. On error the sequence is as before.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_UNSUPPORTED` (the model does not translate), `METRALE_INVALID_STATE` (the sequence holds tokens),
 // `METRALE_INVALID_ARGUMENT` (no token), `METRALE_INVALID_TOKEN`, `METRALE_CONTEXT_FULL`, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
@@ -888,6 +1298,7 @@ metrale_status metrale_seq_beam(const metrale_seq *seq,
 
 // Appends `count` tokens to the sequence and computes what may follow them. Blocks until all are done; may be called
 // again to append more. No token is no change. On error the sequence is as before.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_INVALID_TOKEN` with the index of the first token outside the vocabulary,
 // `METRALE_CONTEXT_FULL` with the number that still fits, `METRALE_OUT_OF_MEMORY`, `METRALE_NUMERIC_FAULT`,
@@ -897,6 +1308,7 @@ metrale_status metrale_prefill(metrale_seq *seq, const metrale_token *tokens, si
 // One token for each of `count` sequences of one model, computed together. For each sequence a token is chosen from
 // the row of logits after the tokens it holds, appended to it and written to the same place of `out_tokens`; the row
 // after it is then computed. A sequence may be listed once. With `count` 0 nothing happens.
+// One call at a time on a sequence.
 //
 // Returns `METRALE_DONE` when every sequence has just produced a token that ends generation, else `METRALE_OK`; in
 // both cases all tokens are written, and stepping on is allowed. On error every sequence (tokens, sampler) is as
@@ -912,6 +1324,7 @@ metrale_status metrale_decode_step(metrale_seq *const *seqs,
 
 // Puts `count` tokens at the end of the sequence's queue, which `metrale_step` reads. Nothing is computed yet, and other
 // calls leave the queue alone. The tokens are copied. On error nothing has changed.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_INVALID_TOKEN` with the index of the first token outside the vocabulary, `METRALE_CONTEXT_FULL` with
 // the number that still fits, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
@@ -931,6 +1344,7 @@ metrale_status metrale_seq_feed(metrale_seq *seq,
 // dropped, which costs its time and nothing else. So step all sequences of a model together, from one thread; a second
 // thread that steps gets no turn until the first returns. Blocking calls on other sequences may run meanwhile, and take
 // processor time from the step: one of their operations at a time is waited for, up to the budget.
+// One call at a time on a sequence.
 //
 // Returns `METRALE_AGAIN` when the budget ran out before some sequence was done, `METRALE_DONE` when every sequence has just
 // produced a token that ends generation, else `METRALE_OK`. In these cases all results are written; one sequence that
@@ -938,7 +1352,7 @@ metrale_status metrale_seq_feed(metrale_seq *seq,
 // before it stay.
 //
 // Statuses, with the index of the sequence: `METRALE_INVALID_ARGUMENT` (listed twice, or of another model),
-// `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+// `METRALE_INVALID_STATE` (called from a sampler's hook), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 metrale_status metrale_step(metrale_seq *const *seqs,
                             size_t count,
                             uint64_t budget_ns,
@@ -947,6 +1361,7 @@ metrale_status metrale_step(metrale_seq *const *seqs,
 
 // About how many nanoseconds a `metrale_step` without a limit would take on these sequences now, learned from earlier steps;
 // before the first, a guess. Does not wait.
+// Safe beside other calls that take a const sequence.
 //
 // Statuses, with the index of the sequence: `METRALE_INVALID_ARGUMENT` (of another model), `METRALE_BUSY`.
 metrale_status metrale_step_estimate(metrale_seq *const *seqs,
@@ -957,6 +1372,8 @@ metrale_status metrale_step_estimate(metrale_seq *const *seqs,
 // Whether `metrale_step` has something left to do for the sequence: `METRALE_AGAIN` when tokens wait in its queue or a token
 // is under way, else `METRALE_OK`. The number that waits goes to `*out_queued`, which may be NULL. Never waits: while another
 // call changes the sequence, this is `METRALE_BUSY`. Safe beside other calls that take a const sequence.
+//
+// Statuses: `METRALE_OK`, `METRALE_AGAIN`, `METRALE_BUSY`.
 metrale_status metrale_poll(const metrale_seq *seq,
                             size_t *out_queued,
                             metrale_error **err);
@@ -999,6 +1416,41 @@ metrale_status metrale_seq_logprobs(const metrale_seq *seq,
                                     metrale_token *top_tokens,
                                     float *top_out,
                                     metrale_error **err);
+
+// What the model makes of `count` tokens: the output of its last layer after the final norm, which its output matrix would turn into
+// logits; of a model that translates, the encoder's output. `options` may be NULL. `out` gets one row of the model's `hidden`
+// floats, or a row for each token with `METRALE_POOLING_NONE`; `*out_len` gets the number of floats. With too small a
+// `capacity`, in floats, the status is `METRALE_MORE`, only `*out_len` is written and nothing is computed.
+//
+// Blocks until all is computed; `metrale_cancel_all` ends it. No sequence takes part, and prefixes are neither used nor kept. The same
+// bits for any number of threads. Any thread.
+//
+// Statuses: `METRALE_MORE`, `METRALE_INVALID_ARGUMENT` (no tokens), `METRALE_INVALID_TOKEN` with the index,
+// `METRALE_CONTEXT_FULL`, `METRALE_UNKNOWN_OPTION`, `METRALE_NUMERIC_FAULT`, `METRALE_CANCELLED`, `METRALE_OUT_OF_MEMORY`.
+metrale_status metrale_embed(const metrale_model *model,
+                             const metrale_token *tokens,
+                             size_t count,
+                             const metrale_embed_options *options,
+                             float *out,
+                             size_t capacity,
+                             size_t *out_len,
+                             metrale_error **err);
+
+// Fills `*out` with what the sequence has done since it was made and the memory it holds now; `out->struct_size` must be set. Safe beside
+// other calls that take a const sequence.
+//
+// Statuses: `METRALE_BUSY`.
+metrale_status metrale_seq_stats(const metrale_seq *seq,
+                                 metrale_stats *out,
+                                 metrale_error **err);
+
+// Fills `*out` with what the model keeps of its sequences' beginnings and how often that served; `out->struct_size` must be set. Any
+// thread; waits for no computation.
+//
+// Statuses: only those of arguments.
+metrale_status metrale_model_stats(const metrale_model *model,
+                                   metrale_model_counts *out,
+                                   metrale_error **err);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -3,6 +3,7 @@
 //! The text says what was found, what was expected and what helps. Fields a program can read (name, offset, wanted,
 //! available) are kept apart from the text, because the C API hands them out separately.
 
+use crate::runtime;
 use std::fmt;
 
 /// What went wrong, as coarse as a program needs to decide what to do next. Each kind is one negative C status.
@@ -192,8 +193,19 @@ macro_rules! ensure {
 /// A vector with room for `n` elements, or `OutOfMemory` naming `what`. For every size a file or a caller decides.
 pub fn vec_with_capacity<T>(n: usize, what: &str) -> Result<Vec<T>> {
     let mut v = Vec::new();
-    v.try_reserve_exact(n).map_err(|_| out_of_memory::<T>(n, what))?;
+    runtime::fallible(|| v.try_reserve_exact(n)).map_err(|_| out_of_memory::<T>(n, what))?;
     Ok(v)
+}
+
+/// Room for `n` more elements, or `OutOfMemory` naming `what`.
+pub fn reserve<T>(v: &mut Vec<T>, n: usize, what: &str) -> Result<()> {
+    runtime::fallible(|| v.try_reserve(n)).map_err(|_| out_of_memory::<T>(n, what))
+}
+
+/// An error if memory ran short in this call: for the places where long work can stop.
+pub fn ensure_memory(what: impl fmt::Display) -> Result<()> {
+    ensure!(!runtime::ran_short(), OutOfMemory, "memory ran out during {what}");
+    Ok(())
 }
 
 /// A vector of `n` copies of `value`, or `OutOfMemory` naming `what`.

@@ -34,6 +34,9 @@ pub struct LoadOptions {
     pub precision: Precision,
     /// Most bytes the model and one sequence may take; 0 takes what the machine has free.
     pub memory: u64,
+    /// Most bytes that are kept of sequences' beginnings, for prompts that begin alike; 0 keeps nothing. The default is 0: a library inside
+    /// somebody else's process takes no memory that nobody granted.
+    pub prefix_bytes: u64,
     /// Fill the shapes of `config.json` with random weights of this type instead of reading tensors: for timing.
     pub synthetic: Option<Synthetic>,
 }

@@ -7,7 +7,7 @@ use metrale::error::{Error, Kind, Result};
 use metrale::options::LoadOptions;
 use metrale::weights::{Access, FileBytes, Input, ReadAt};
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use support::{Scratch, fixtures};
 
@@ -123,4 +123,126 @@ fn a_failed_read_says_where() {
     assert_eq!(load_from(input, &options(), None).err().map(|e| e.kind()), Some(Kind::Io));
     let beyond = Input::file(File::open(&file).unwrap(), 1, len, Access::Map, "short").err().unwrap();
     assert_eq!((beyond.kind(), beyond.wanted(), beyond.available()), (Kind::CorruptFile, Some(len + 1), Some(len / 2)));
+}
+
+/// Checkpoints of several files among the fixtures.
+fn folders() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(fixtures()).unwrap();
+    let mut folders: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).filter(|p| p.join("model.safetensors").exists()).collect();
+    folders.sort();
+    assert!(folders.len() >= 6, "{folders:?}");
+    folders
+}
+
+fn lent(bytes: &[u8], offset: usize) -> Input {
+    let moved: &'static [u8] = Box::leak([&vec![0x5a; offset][..], bytes].concat().into_boxed_slice());
+    Input::Ready(Arc::new(FileBytes::lent("lent", &moved[offset..])))
+}
+
+/// A folder source of the files of `folder`, each from another kind of source and at another offset.
+fn folder_source(folder: &Path, scratch: &Scratch, turn: usize) -> Input {
+    let mut source = Input::folder();
+    let names = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    for (index, name) in names.filter(|name| name != "golden.safetensors").enumerate() {
+        let (path, offset) = (folder.join(&name), (7 * index + turn) % 64);
+        let bytes = std::fs::read(&path).unwrap();
+        let part = match (index + turn) % 5 {
+            0 => lent(&bytes, offset),
+            1 => Input::Reader { label: name.clone(), len: bytes.len() as u64, reader: Arc::new(Host(bytes, u64::MAX)) },
+            2 => Input::path(&path, Access::Read).unwrap(),
+            3 => Input::path(&path, Access::Map).unwrap(),
+            _ => {
+                let container = scratch.file(&format!("{turn}-{index}"), [&vec![0x5a; offset][..], &bytes, b"tail"].concat());
+                Input::file(File::open(container).unwrap(), offset as u64, bytes.len() as u64, Access::Map, "container").unwrap()
+            }
+        };
+        source.add(&name, part).unwrap();
+    }
+    source
+}
+
+#[test]
+fn folders_out_of_parts_are_the_folders() {
+    let scratch = Scratch::new("parts");
+    for folder in folders() {
+        let model = load(&folder, &options(), None).unwrap();
+        // What translates is tried in tests/nllb.rs.
+        if model.has_encoder() {
+            continue;
+        }
+        let expected = bits(&model);
+        for turn in 0..5 {
+            let engine = load_from(folder_source(&folder, &scratch, turn), &options(), None).unwrap();
+            assert!(bits(&engine) == expected, "{}, turn {turn}", folder.display());
+            assert_eq!(engine.tokenizer().is_ok(), model.tokenizer().is_ok(), "{}", folder.display());
+            if let (Ok(ours), Ok(theirs)) = (engine.tokenizer(), model.tokenizer()) {
+                assert_eq!(ours.encode("once upon a time", true, true).unwrap(), theirs.encode("once upon a time", true, true).unwrap());
+            }
+            assert_eq!(engine.chat_template().is_ok(), model.chat_template().is_ok(), "{}", folder.display());
+            assert_eq!(engine.info().end_tokens, model.info().end_tokens, "{}", folder.display());
+        }
+    }
+}
+
+/// Row 25: weights at every offset modulo 64, in memory and in a container.
+#[test]
+fn safetensors_at_every_offset() {
+    let scratch = Scratch::new("parts-offsets");
+    let folder = fixtures().join("llama");
+    let expected = bits(&load(&folder, &options(), None).unwrap());
+    let (config, weights) = (std::fs::read(folder.join("config.json")).unwrap(), std::fs::read(folder.join("model.safetensors")).unwrap());
+    for offset in 0..64 {
+        let container = scratch.file("container", [&vec![0x5a; offset][..], &weights, b"tail"].concat());
+        let file = Input::file(File::open(container).unwrap(), offset as u64, weights.len() as u64, Access::Map, "container").unwrap();
+        for part in [lent(&weights, offset), file] {
+            let mut source = Input::folder();
+            source.add("model.safetensors", part).unwrap();
+            source.add("config.json", lent(&config, 63 - offset)).unwrap();
+            assert!(bits(&load_from(source, &options(), None).unwrap()) == expected, "offset {offset}");
+        }
+    }
+}
+
+/// A checkpoint in shards and a split GGUF are folders, too; what is missing is named.
+#[test]
+fn shards_are_found_by_name_and_missing_parts_are_named() {
+    let folder = fixtures().join("llama");
+    let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
+    let (config, weights) = (read("config.json"), read("model.safetensors"));
+    let expected = bits(&load(&folder, &options(), None).unwrap());
+    let names: Vec<String> = safetensors::SafeTensors::deserialize(&weights).unwrap().names().into_iter().map(str::to_owned).collect();
+    let map: serde_json::Map<String, serde_json::Value> = names.iter().map(|name| (name.clone(), "a.safetensors".into())).collect();
+    let index = serde_json::json!({"weight_map": map}).to_string();
+    let with = |parts: &[(&str, &[u8])]| {
+        let mut source = Input::folder();
+        parts.iter().for_each(|(name, bytes)| source.add(name, lent(bytes, 3)).unwrap());
+        load_from(source, &options(), None)
+    };
+    let (named, index) = ("model.safetensors.index.json", index.as_bytes());
+    assert!(bits(&with(&[("config.json", &config), (named, index), ("a.safetensors", &weights)]).unwrap()) == expected);
+    for (parts, kind, text) in [
+        (&[("config.json", &config[..]), (named, index)][..], Kind::NotFound, "a.safetensors"),
+        (&[("config.json", &config)], Kind::NotFound, "model.safetensors"),
+        (&[("model.safetensors", &weights)], Kind::NotAModel, "config.json"),
+        (&[], Kind::NotAModel, "0 parts"),
+        (&[("config.json", b"[]"), ("model.safetensors", &weights)], Kind::CorruptFile, "config.json: holds no JSON object"),
+        (&[("config.json", &config), ("model.safetensors", &weights[..weights.len() / 2])], Kind::CorruptFile, "model.safetensors"),
+        (&[("config.json", &config), ("model.safetensors", b"GGUF")], Kind::NotAModel, "GGUF"),
+        (&[("a.gguf", b"GGUF"), ("b.gguf", b"GGUF")], Kind::InvalidArgument, "more than one"),
+    ] {
+        let error = with(parts).err().unwrap();
+        assert!(error.kind() == kind && error.message().contains(text), "{error}");
+    }
+    let mut source = Input::folder();
+    source.add("config.json", lent(&config, 0)).unwrap();
+    for (name, kind) in [
+        ("config.json", Kind::InvalidArgument),
+        ("", Kind::InvalidArgument),
+        ("../a", Kind::InvalidArgument),
+        ("/a", Kind::InvalidArgument),
+    ] {
+        assert_eq!(source.add(name, lent(&config, 0)).unwrap_err().kind(), kind, "{name:?}");
+    }
+    assert_eq!(source.add("inner", Input::folder()).unwrap_err().kind(), Kind::InvalidArgument);
+    assert_eq!(lent(&config, 0).add("a", lent(&config, 0)).unwrap_err().kind(), Kind::InvalidArgument);
 }

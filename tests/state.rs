@@ -300,7 +300,8 @@ fn broken_snapshots_are_errors() {
         let bytes = sequence.snapshot().unwrap().to_bytes().unwrap();
         let kind = |bytes: &[u8]| Snapshot::from_bytes(&engine, bytes).err().map(|e| e.kind());
         assert_eq!(kind(&bytes), None);
-        for at in [0, 9, 17, 40, bytes.len() / 2, bytes.len() - 9, bytes.len() - 1] {
+        // The seventh byte is the version; a newer one is told from a damaged one by its checksum.
+        for at in (0..60).chain((60..bytes.len()).step_by(41)).chain([bytes.len() - 9, bytes.len() - 1]) {
             let mut broken = bytes.clone();
             broken[at] ^= 4;
             assert_eq!(kind(&broken), Some(Kind::CorruptFile), "{name}: byte {at}");
@@ -315,7 +316,57 @@ fn broken_snapshots_are_errors() {
         let synthetic = Some(Synthetic { dtype: DType::BF16, seed: 8 });
         let options = LoadOptions { compute: Some(Compute::Fast), threads: 1, synthetic, ..LoadOptions::default() };
         let other = engine::load(folder.path(), &options, None).unwrap();
-        assert_eq!(Snapshot::from_bytes(&other, &bytes).err().map(|e| e.kind()), Some(Kind::Mismatch), "{name}");
+        let e = Snapshot::from_bytes(&other, &bytes).err().unwrap();
+        assert_eq!(e.kind(), Kind::Mismatch, "{name}");
+        let prints = [&engine, &other].map(|engine| engine.fingerprint().unwrap().to_string());
+        assert!(prints[0] != prints[1] && prints.iter().all(|p| p.len() == 32 && e.message().contains(p.as_str())), "{name}: {e}");
+    }
+}
+
+/// Bytes with a sound checksum over anything: each is refused or fits.
+#[test]
+fn forged_snapshots_do_no_harm() {
+    // As the format says: FNV-1a over words and the bytes left, turned by 23.
+    let seal = |body: &[u8]| {
+        let words = body.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().unwrap()));
+        let rest = body.chunks_exact(8).remainder().iter().map(|b| u64::from(*b));
+        let sum = words.chain(rest).fold(0xcbf2_9ce4_8422_2325u64, |sum, w| (sum ^ w).wrapping_mul(0x0100_0000_01b3).rotate_left(23));
+        [body, &sum.to_le_bytes()].concat()
+    };
+    for (name, config) in models() {
+        let engine = load(&format!("{name}-forged"), &config);
+        let mut sequence = empty(&engine);
+        sequence.prefill(&tokens(&mut Random(3), 40)).unwrap();
+        let bytes = sequence.snapshot().unwrap().to_bytes().unwrap();
+        let body = &bytes[..bytes.len() - 8];
+        assert!(seal(body) == bytes, "{name}: the checksum is another");
+        let forged = |at: usize, with: &[u8]| {
+            let mut body = body.to_vec();
+            body[at..at + with.len()].copy_from_slice(with);
+            Snapshot::from_bytes(&engine, &seal(&body)).err().map(|e| e.kind())
+        };
+        // Magic 0, version 7, fingerprint 8, source 24, count 32, tokens 40.
+        assert_eq!(forged(7, b"9"), Some(Kind::VersionMismatch), "{name}");
+        assert_eq!(forged(8, &[1]), Some(Kind::Mismatch), "{name}");
+        assert_eq!(forged(24, &[1]), Some(Kind::CorruptFile), "{name}: a source");
+        for (count, kind) in [(0u64, Kind::CorruptFile), (39, Kind::CorruptFile), (41, Kind::CorruptFile), (u64::MAX, Kind::ContextFull)] {
+            assert_eq!(forged(32, &count.to_le_bytes()), Some(kind), "{name}: {count} tokens");
+        }
+        for token in [-1, i32::MIN, VOCAB as i32, i32::MAX] {
+            assert_eq!(forged(40 + 4 * 39, &token.to_le_bytes()), Some(Kind::CorruptFile), "{name}: token {token}");
+        }
+        let mut random = Random(9);
+        for _ in 0..100 {
+            let mut body = body.to_vec();
+            for _ in 0..8 {
+                let at = 200 + random.below(body.len() - 200);
+                body[at] = random.next() as u8;
+            }
+            let snapshot = Snapshot::from_bytes(&engine, &seal(&body)).unwrap();
+            sequence.restore(&snapshot).unwrap();
+            sequence.prefill(&[1, 2]).unwrap();
+            sequence.truncate(40).unwrap();
+        }
     }
 }
 

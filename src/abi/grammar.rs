@@ -35,8 +35,9 @@ pub extern "C" fn metrale_grammar_json_schema(
     guard(err, || compile(model, schema, len, "schema", out, Grammar::json_schema))
 }
 
-/// As `metrale_grammar_json_schema` for a grammar in GBNF: rules `name ::= ...`, the start is `root`. A text without such rules is read in
-/// Lark's notation, with the start `start`. Where rules are recursive, parts between them that are not take the longest text they can.
+/// As `metrale_grammar_json_schema` for a grammar in GBNF: rules `name ::= ...`, the start is `root`. Where rules are recursive, parts
+/// between them that are not take the longest text they can.
+/// Any thread.
 ///
 /// Statuses: as `metrale_grammar_json_schema`.
 #[unsafe(no_mangle)]
@@ -47,11 +48,28 @@ pub extern "C" fn metrale_grammar_gbnf(
     out: *mut *mut metrale_grammar,
     err: *mut *mut metrale_error,
 ) -> metrale_status {
-    guard(err, || compile(model, source, len, "source", out, Grammar::gbnf_or_lark))
+    guard(err, || compile(model, source, len, "source", out, Grammar::gbnf))
+}
+
+/// As `metrale_grammar_json_schema` for a grammar in Lark's notation: rules `name: ...`, terminals `NAME: ...`, the start is `start`.
+/// Terminals take the longest text they can.
+/// Any thread.
+///
+/// Statuses: as `metrale_grammar_json_schema`.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_grammar_lark(
+    model: *const metrale_model,
+    source: *const u8,
+    len: usize,
+    out: *mut *mut metrale_grammar,
+    err: *mut *mut metrale_error,
+) -> metrale_status {
+    guard(err, || compile(model, source, len, "source", out, Grammar::lark))
 }
 
 /// As `metrale_grammar_json_schema` for a regular expression, which the whole text matches. Unicode classes and counted repetitions are
 /// fine; references back and look-around are not.
+/// Any thread.
 ///
 /// Statuses: as `metrale_grammar_json_schema`.
 #[unsafe(no_mangle)]
@@ -78,6 +96,7 @@ pub extern "C" fn metrale_grammar_free(grammar: *mut metrale_grammar) {
 ///
 /// When a step finds no token that goes on it returns `METRALE_NO_VALID_TOKEN`, after the end `METRALE_GRAMMAR_DONE`; the sequence is then
 /// as before and usable, for example after lifting the grammar.
+/// One call at a time on a sequence.
 ///
 /// Statuses: `METRALE_MISMATCH` (the grammar was compiled for another model), `METRALE_BUSY`.
 #[unsafe(no_mangle)]

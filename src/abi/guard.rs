@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use super::error::ErrorObject;
 use super::handle;
-use super::memory;
 use super::quiet::Inside;
 use super::status::{self, METRALE_OK, metrale_status};
 use super::types::metrale_error;
 use crate::error::{Error, Kind, Result};
+use crate::runtime::{self, Level};
 
 /// Runs `body`; its error, or panic, goes to `*err` unless `err` is NULL.
 pub(super) fn guard(err: *mut *mut metrale_error, body: impl FnOnce() -> Result<()>) -> metrale_status {
@@ -24,7 +24,7 @@ pub(super) fn guard(err: *mut *mut metrale_error, body: impl FnOnce() -> Result<
 /// As `guard`, for bodies that succeed in more than one way.
 pub(super) fn guard_status(err: *mut *mut metrale_error, body: impl FnOnce() -> Result<metrale_status>) -> metrale_status {
     let _inside = Inside::enter();
-    memory::begin();
+    let _call = runtime::Call::begin();
     // AssertUnwindSafe: what a panic may leave half-changed sits behind locks, which remember it.
     let error = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(status)) => return status,
@@ -32,9 +32,10 @@ pub(super) fn guard_status(err: *mut *mut metrale_error, body: impl FnOnce() -> 
         Err(payload) => panicked(payload),
     };
     // Errors out of dependencies and defects that a lack of memory brought to light are a lack of memory.
-    let hidden = matches!(error.kind(), Kind::Internal | Kind::Io) && memory::ran_short();
+    let hidden = matches!(error.kind(), Kind::Internal | Kind::Io) && runtime::ran_short();
     let error = if hidden { Error::new(Kind::OutOfMemory, format!("memory ran out: {}", error.message())) } else { error };
     let code = status::of(error.kind());
+    runtime::note(Level::Error, code, || error.message());
     if !err.is_null() {
         let object = catch_unwind(|| handle::insert::<metrale_error>(Arc::new(ErrorObject::new(error))));
         let handle = object.unwrap_or_else(|payload| Err(panicked(payload))).unwrap_or(std::ptr::null_mut());
@@ -47,7 +48,7 @@ pub(super) fn guard_status(err: *mut *mut metrale_error, body: impl FnOnce() -> 
 /// For functions without a status: `fallback` takes the place of a result that could not be had.
 pub(super) fn guard_value<T>(fallback: T, body: impl FnOnce() -> Option<T>) -> T {
     let _inside = Inside::enter();
-    memory::begin();
+    let _call = runtime::Call::begin();
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(value) => value.unwrap_or(fallback),
         Err(payload) => {

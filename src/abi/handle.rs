@@ -11,8 +11,8 @@
 use std::ptr::without_provenance_mut;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::memory;
 use crate::error::{self, Result};
+use crate::runtime::{self, Runtime};
 use crate::{bail, ensure};
 
 /// A C type and the object behind it.
@@ -46,7 +46,7 @@ macro_rules! opaque {
 pub(super) use opaque;
 
 /// Names of the kinds, for the message about a handle of the wrong one.
-const KINDS: [&str; 9] = ["", "error", "model", "sequence", "sampler", "text stream", "grammar", "source", "load"];
+const KINDS: [&str; 10] = ["", "error", "model", "sequence", "sampler", "text stream", "grammar", "source", "load", "runtime"];
 
 const KIND_BITS: u32 = 4;
 const INDEX_BITS: u32 = if usize::BITS == 64 { 28 } else { 16 };
@@ -77,6 +77,8 @@ struct Slot<T>(Mutex<Cell<T>>);
 struct Cell<T> {
     generation: usize,
     object: Option<Arc<T>>,
+    /// Where the object was made, and where calls about it are at home.
+    runtime: Option<Runtime>,
 }
 
 /// Where a handle points, once its parts are taken apart.
@@ -102,6 +104,9 @@ impl<T> Table<T> {
 
     /// Puts an object into a free slot.
     fn insert(&self, object: Arc<T>) -> Result<Place> {
+        let runtime = runtime::current();
+        // The table outlives every runtime.
+        let _outside = runtime::outside();
         let mut free = lock(&self.free);
         let index = match free.reusable.last() {
             Some(&index) => index,
@@ -110,9 +115,7 @@ impl<T> Table<T> {
                 ensure!(locate(index).0 < CHUNKS, LimitExceeded, "{index} objects of one kind exist; no more can");
                 // Room to give the slot back is made now, so that a free never needs memory.
                 let room = index + 1 - free.reusable.len();
-                if free.reusable.try_reserve(room).is_err() {
-                    bail!(OutOfMemory, "the table of handles cannot grow");
-                }
+                error::reserve(&mut free.reusable, room, "the table of handles")?;
                 self.grow(locate(index).0)?;
                 index
             }
@@ -123,6 +126,7 @@ impl<T> Table<T> {
         }
         let mut cell = lock(&slot.0);
         cell.object = Some(object);
+        cell.runtime = runtime;
         Ok(Place { index, generation: cell.generation })
     }
 
@@ -131,7 +135,7 @@ impl<T> Table<T> {
         if place.get().is_none() {
             let size = FIRST << chunk;
             let mut slots = error::vec_with_capacity(size, "table of handles")?;
-            slots.resize_with(size, || Slot(Mutex::new(Cell { generation: 0, object: None })));
+            slots.resize_with(size, || Slot(Mutex::new(Cell { generation: 0, object: None, runtime: None })));
             // Only the holder of `free` comes here, so nobody can have been faster.
             let _ = place.set(slots.into_boxed_slice());
         }
@@ -143,7 +147,24 @@ impl<T> Table<T> {
         if cell.generation != place.generation {
             return None;
         }
-        cell.object.clone()
+        let object = cell.object.clone()?;
+        runtime::adopt(&cell.runtime);
+        Some(object)
+    }
+
+    /// All objects of a runtime. Those made or removed meanwhile may be missed.
+    fn of(&self, runtime: &Runtime) -> Result<Vec<Arc<T>>> {
+        let fresh = lock(&self.free).fresh;
+        let mut found = Vec::new();
+        for index in 0..fresh {
+            let Some(slot) = self.slot(index) else { continue };
+            error::reserve(&mut found, 1, "a list of objects")?;
+            let cell = lock(&slot.0);
+            if cell.runtime.as_ref() == Some(runtime) {
+                found.extend(cell.object.clone());
+            }
+        }
+        Ok(found)
     }
 
     /// Takes the object out and makes every handle to it stale.
@@ -153,6 +174,7 @@ impl<T> Table<T> {
             return None;
         }
         let object = cell.object.take()?;
+        let _runtime = cell.runtime.take();
         cell.generation += 1;
         // A slot that has used up its generations is retired: no handle ever comes to life again.
         let retired = cell.generation >> GENERATION_BITS != 0;
@@ -174,7 +196,7 @@ fn locate(index: usize) -> (usize, usize) {
 /// Registers an object. The handle must be freed once.
 pub(super) fn insert<O: Opaque>(object: Arc<O::Object>) -> Result<*mut O> {
     // What was built with the last memory there is would keep it. Errors are small, and needed just then.
-    ensure!(O::KEPT_WHEN_SHORT || !memory::ran_short(), OutOfMemory, "memory ran out while the {} was made", O::NAME);
+    ensure!(O::KEPT_WHEN_SHORT || !runtime::ran_short(), OutOfMemory, "memory ran out while the {} was made", O::NAME);
     let place = O::table().insert(object)?;
     let number = TOP | place.generation << (KIND_BITS + INDEX_BITS) | place.index << KIND_BITS | O::KIND;
     Ok(without_provenance_mut(number))
@@ -192,6 +214,11 @@ pub(super) fn get<O: Opaque>(handle: *const O) -> Result<Arc<O::Object>> {
 /// Forgets a handle and returns its object, if there is one.
 pub(super) fn remove<O: Opaque>(handle: *const O) -> Option<Arc<O::Object>> {
     O::table().remove(place(handle).ok()?)
+}
+
+/// The objects of this type that belong to a runtime.
+pub(super) fn all_of<O: Opaque>(runtime: &Runtime) -> Result<Vec<Arc<O::Object>>> {
+    O::table().of(runtime)
 }
 
 fn place<O: Opaque>(handle: *const O) -> Result<Place> {

@@ -42,6 +42,8 @@ pub extern "C" fn metrale_version_number() -> u32 {
 
 /// Whether a host compiled with this header can use this library: pass `METRALE_ABI_VERSION`. Worth calling first.
 /// `METRALE_VERSION_MISMATCH` when it cannot. Any thread.
+///
+/// Statuses: `METRALE_VERSION_MISMATCH` with both versions in `wanted` and `available`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_check_abi(header_version: u32, err: *mut *mut metrale_error) -> metrale_status {
     guard(err, || {

@@ -16,7 +16,7 @@ use super::types::{
 use super::versioned;
 use crate::engine::{self, Progress};
 use crate::error::{Error, Kind, Result};
-use crate::options::{Compute, LoadOptions, Synthetic};
+use crate::options::{Compute, LoadOptions, Precision, Synthetic};
 use crate::tensor::DType;
 
 /// Loads a model from a GGUF file or a folder with `config.json`. `path` is NUL-terminated, in the system's encoding;
@@ -36,9 +36,9 @@ pub extern "C" fn metrale_load(
 ) -> metrale_status {
     guard(err, || {
         let out = pointer::out(out, "out")?;
-        let path = pointer::path(path, "path")?;
         let host = versioned::read(options)?;
         let options = load_options(&host)?;
+        let path = pointer::path(path, "path")?;
         let mut reporter = reporter(host.progress, host.user);
         let progress = reporter.as_mut().map(|r| r as &mut dyn FnMut(Progress) -> ControlFlow<()>);
         let engine = engine::load(path, &options, progress)?;
@@ -47,8 +47,11 @@ pub extern "C" fn metrale_load(
     })
 }
 
-/// The host's options as the engine's.
+/// The host's options as the engine's. The call becomes one of the runtime they name, so this comes before other handles.
 pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
+    if !host.runtime.is_null() {
+        handle::get(host.runtime)?;
+    }
     pointer::flags(host.flags, 0, "metrale_load_options.flags")?;
     let compute = match host.compute {
         METRALE_COMPUTE_DEFAULT => None,
@@ -66,13 +69,19 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
             Some(Synthetic { dtype: dtype(&name)?, seed: host.synthetic_seed })
         }
     };
+    let precision = match host.precision.is_null() {
+        true => Precision::default(),
+        false => Precision::parse(&pointer::string(host.precision, "metrale_load_options.precision")?.to_string_lossy())?,
+    };
     Ok(LoadOptions {
         threads: host.threads as usize,
         context: pointer::size(host.context, "metrale_load_options.context")?,
         compute,
-        expert_bytes: None,
+        expert_bytes: (host.expert_bytes > 0).then_some(host.expert_bytes),
+        precision,
+        memory: host.memory,
+        prefix_bytes: host.prefix_bytes,
         synthetic,
-        ..LoadOptions::default()
     })
 }
 

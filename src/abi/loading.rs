@@ -70,10 +70,18 @@ impl LoadingObject {
     }
 
     /// Works for about `budget`. The model's handle, once there is one.
-    fn step(&self, work: &mut Work, budget: u64) -> Result<Option<*mut metrale_model>> {
+    fn step(&self, work: &mut Work, budget: Budget) -> Result<Option<*mut metrale_model>> {
         let begun = Instant::now();
-        let slice = usize::try_from(budget / SLICE_SHARE).unwrap_or(usize::MAX).clamp(SLICE_LEAST, SLICE_MOST);
+        let mut left = match budget {
+            Budget::Time(_) => u64::MAX,
+            Budget::Bytes(bytes) => bytes,
+        };
         loop {
+            let slice = match budget {
+                Budget::Time(ns) => usize::try_from(ns / SLICE_SHARE).unwrap_or(usize::MAX).clamp(SLICE_LEAST, SLICE_MOST),
+                Budget::Bytes(_) => usize::try_from(left).unwrap_or(usize::MAX).clamp(1, SLICE_MOST),
+            };
+            let before = work.progress;
             if self.state.load(Ordering::Acquire) != RUNNING {
                 return Err(self.ended(work));
             }
@@ -102,11 +110,30 @@ impl LoadingObject {
                 drop(handle::remove(model));
                 return Err(self.ended(work));
             }
-            if begun.elapsed() >= Duration::from_nanos(budget) {
+            let spent = match budget {
+                Budget::Time(ns) => begun.elapsed() >= Duration::from_nanos(ns),
+                Budget::Bytes(_) => {
+                    let now = work.progress;
+                    let done = if now.phase == before.phase { now.done_bytes.saturating_sub(before.done_bytes) } else { 0 };
+                    left = left.saturating_sub(done);
+                    // What is not counted in bytes is a step's work by itself.
+                    done == 0 || left == 0
+                }
+            };
+            if spent {
                 return Ok(None);
             }
         }
     }
+}
+
+/// How much a step does.
+#[derive(Clone, Copy)]
+enum Budget {
+    /// Nanoseconds.
+    Time(u64),
+    /// Bytes read or packed.
+    Bytes(u64),
 }
 
 /// Bytes of a slice: an eighth of the budget at a byte a nanosecond, between limits. The least is what a cancel waits for.
@@ -119,7 +146,7 @@ const SLICE_MOST: usize = 8 << 20;
 /// freed afterwards. Any thread; several loads of one source may run at once.
 ///
 /// Statuses: as for `metrale_load`; `METRALE_IO` names what a reader did not give, with its offset;
-/// `METRALE_UNSUPPORTED` for safetensors bytes, and parts of a split GGUF, that do not come by path.
+/// `METRALE_UNSUPPORTED` for one safetensors file, or one part of a split GGUF, that comes neither by path nor in a folder.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_load_source(
     source: *const metrale_source,
@@ -129,9 +156,9 @@ pub extern "C" fn metrale_load_source(
 ) -> metrale_status {
     guard(err, || {
         let out = pointer::out(out, "out")?;
-        let input = handle::get(source)?.input.clone();
         let host = versioned::read(options)?;
         let options = load_options(&host)?;
+        let input = handle::get(source)?.input();
         let mut reporter = reporter(host.progress, host.user);
         let progress = reporter.as_mut().map(|r| r as &mut dyn FnMut(Progress) -> ControlFlow<()>);
         let engine = engine::load_from(input, &options, progress)?;
@@ -154,9 +181,9 @@ pub extern "C" fn metrale_load_begin(
 ) -> metrale_status {
     guard(err, || {
         let out = pointer::out(out, "out")?;
-        let input = handle::get(source)?.input.clone();
         let host = versioned::read(options)?;
-        let loader = Loader::new(input, &load_options(&host)?);
+        let options = load_options(&host)?;
+        let loader = Loader::new(handle::get(source)?.input(), &options);
         let work = Work { progress: loader.progress(), loader: Some(loader), callback: host.progress, user: host.user, failure: None };
         out.set(handle::insert(Arc::new(LoadingObject { state: AtomicU8::new(RUNNING), work: Mutex::new(work) }))?);
         Ok(())
@@ -168,6 +195,7 @@ pub extern "C" fn metrale_load_begin(
 /// workspace are each one slice that cannot be cut. `METRALE_AGAIN` while there is more to do. `METRALE_OK` once, with the
 /// model in `*out`, a handle for `metrale_free`. `progress`, which may be NULL, is filled in both cases. Steps may come
 /// from different threads, one at a time; the progress callback runs inside of them.
+/// One call at a time on a load.
 ///
 /// Statuses: as for `metrale_load_source`. After an error everything the load held is freed, and every further step
 /// returns that error; after `METRALE_OK` a step is `METRALE_INVALID_STATE`. `METRALE_BUSY` while another thread steps.
@@ -179,25 +207,46 @@ pub extern "C" fn metrale_load_step(
     out: *mut *mut metrale_model,
     err: *mut *mut metrale_error,
 ) -> metrale_status {
-    guard_status(err, || {
-        let out = pointer::out(out, "out")?;
-        let progress = if progress.is_null() { None } else { Some(versioned::out(progress)?) };
-        let loading = handle::get(loading)?;
-        let mut work = match loading.work.try_lock() {
-            Ok(work) => work,
-            Err(TryLockError::WouldBlock) => bail!(Busy, "another call is working on this load"),
-            Err(TryLockError::Poisoned(_)) => {
-                bail!(Internal, "an earlier step met a defect of this library; only freeing the load is left")
-            }
-        };
-        let model = loading.step(&mut work, budget_ns)?;
-        if let Some(progress) = progress {
-            progress.set(&as_host(work.progress));
-        }
-        let Some(model) = model else { return Ok(METRALE_AGAIN) };
-        out.set(model);
-        Ok(METRALE_OK)
-    })
+    guard_status(err, || stepped(loading, Budget::Time(budget_ns), progress, out))
+}
+
+/// As `metrale_load_step`, by amount of work instead of time, which does not depend on the machine: reads or packs
+/// `budget_bytes` bytes and at most one panel of a matrix more, or makes one of the pieces that are not counted in bytes
+/// (headers, the tokenizer, the workspace). 0 is the least there is. The bytes are those of `progress`.
+///
+/// Statuses: as for `metrale_load_step`.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_load_step_bytes(
+    loading: *mut metrale_loading,
+    budget_bytes: u64,
+    progress: *mut metrale_load_progress,
+    out: *mut *mut metrale_model,
+    err: *mut *mut metrale_error,
+) -> metrale_status {
+    guard_status(err, || stepped(loading, Budget::Bytes(budget_bytes), progress, out))
+}
+
+fn stepped(
+    loading: *mut metrale_loading,
+    budget: Budget,
+    progress: *mut metrale_load_progress,
+    out: *mut *mut metrale_model,
+) -> Result<metrale_status> {
+    let out = pointer::out(out, "out")?;
+    let progress = if progress.is_null() { None } else { Some(versioned::out(progress)?) };
+    let loading = handle::get(loading)?;
+    let mut work = match loading.work.try_lock() {
+        Ok(work) => work,
+        Err(TryLockError::WouldBlock) => bail!(Busy, "another call is working on this load"),
+        Err(TryLockError::Poisoned(_)) => bail!(Internal, "an earlier step met a defect of this library; only freeing the load is left"),
+    };
+    let model = loading.step(&mut work, budget)?;
+    if let Some(progress) = progress {
+        progress.set(&as_host(work.progress));
+    }
+    let Some(model) = model else { return Ok(METRALE_AGAIN) };
+    out.set(model);
+    Ok(METRALE_OK)
 }
 
 /// The host's form of a progress.
@@ -219,6 +268,8 @@ fn as_host(progress: Progress) -> metrale_load_progress {
 /// running ends so after its slice; what the load held is freed then, or at once when none is running. `METRALE_DONE`: too
 /// late, a step has handed out the model or is about to, and it is the host's. Cancelling again is `METRALE_OK`, and so is
 /// cancelling a load that failed. Any thread, also inside a callback of the load.
+///
+/// Statuses: `METRALE_OK`, `METRALE_DONE`, `METRALE_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_load_cancel(loading: *mut metrale_loading, err: *mut *mut metrale_error) -> metrale_status {
     guard_status(err, || {

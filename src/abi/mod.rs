@@ -11,6 +11,7 @@
 // all of them `unsafe` would not tell a C caller anything.
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 
+mod embed;
 mod error;
 mod grammar;
 mod guard;
@@ -18,17 +19,18 @@ mod handle;
 mod library;
 mod load;
 mod loading;
-mod memory;
 mod model;
 mod plan;
 mod pointer;
 mod quiet;
 mod results;
+mod runtime;
 mod sampler;
 mod sequence;
 mod small;
 mod source;
 mod state;
+mod stats;
 mod status;
 mod step;
 mod text;
@@ -38,6 +40,7 @@ mod types;
 mod versioned;
 mod work;
 
+pub use embed::*;
 pub use error::*;
 pub use grammar::*;
 pub use library::*;
@@ -46,10 +49,12 @@ pub use loading::*;
 pub use model::*;
 pub use plan::*;
 pub use results::*;
+pub use runtime::*;
 pub use sampler::*;
 pub use sequence::*;
 pub use source::*;
 pub use state::*;
+pub use stats::*;
 pub use status::*;
 pub use step::*;
 pub use text::*;

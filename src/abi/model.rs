@@ -64,6 +64,8 @@ pub extern "C" fn metrale_free(model: *mut metrale_model) {
 }
 
 /// Makes another handle of the same model, for another owner; each is freed once. Any thread.
+///
+/// Statuses: `METRALE_INVALID_HANDLE`, `METRALE_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_model_retain(
     model: *const metrale_model,
@@ -81,6 +83,8 @@ pub extern "C" fn metrale_model_retain(
 /// What the model is, as a JSON object: `model_type`, `architecture`, `parameters`, `layers`, `hidden`, `vocab`,
 /// `context`, `compute`, `threads`, `bos`, `end_tokens` and more. `*out_json` is NUL-terminated; `out_len`, which may
 /// be NULL, gets its length without the NUL. The text lives until this handle is freed. Any thread.
+///
+/// Statuses: only `METRALE_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_model_info(
     model: *const metrale_model,
@@ -105,6 +109,8 @@ pub extern "C" fn metrale_model_info(
 /// text as it is, everything else as JSON. `key` is NUL-terminated UTF-8. The value, without a NUL, goes to `out` and
 /// its length to `*out_len`; when `capacity` is too small, only `*out_len` is written and the status is
 /// `METRALE_MORE`. `METRALE_NOT_FOUND` for an unknown key. Any thread.
+///
+/// Statuses: `METRALE_MORE`, `METRALE_NOT_FOUND`, `METRALE_INVALID_ARGUMENT`, `METRALE_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_model_meta(
     model: *const metrale_model,
@@ -120,5 +126,27 @@ pub extern "C" fn metrale_model_meta(
         let key = pointer::string(key, "key")?;
         let key = pointer::utf8(key.as_ptr().cast(), key.count_bytes(), "key")?;
         pointer::sized(model.fact(key)?.as_bytes(), out, capacity, len)
+    })
+}
+
+/// What tells this model from others, as 32 hexadecimal digits without a NUL: of its shapes, of how it computes (`compute`) and of rows of
+/// each weight, so that models with the same fingerprint can take up each other's saved sequences. It does not protect against
+/// somebody who makes two models agree on purpose. The digits go to `out` and their number to `*out_len`; when `capacity` is
+/// too small, only `*out_len` is written and the status is `METRALE_MORE`. The first call looks at the weights, later ones do
+/// not. Any thread.
+///
+/// Statuses: `METRALE_MORE`, `METRALE_OUT_OF_MEMORY`.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_model_fingerprint(
+    model: *const metrale_model,
+    out: *mut u8,
+    capacity: usize,
+    out_len: *mut usize,
+    err: *mut *mut metrale_error,
+) -> metrale_status {
+    guard_status(err, || {
+        let len = pointer::out(out_len, "out_len")?;
+        let fingerprint = handle::get(model)?.engine().fingerprint()?;
+        pointer::sized(fingerprint.to_string().as_bytes(), out, capacity, len)
     })
 }

@@ -59,8 +59,9 @@ pub extern "C" fn metrale_seq_logprobs(
         let state = object.shared()?;
         let row = state.sequence.logits()?;
         let mut values = error::vec_filled(count, 0.0, "log-probabilities")?;
-        sampling::logprob(row, tokens, &mut values)?;
-        let top = sampling::top_logprobs(row, top_count)?;
+        let located = |e| state.sequence.located(e);
+        sampling::logprob(row, tokens, &mut values).map_err(located)?;
+        let top = sampling::top_logprobs(row, top_count).map_err(located)?;
         out.set(&values);
         top_tokens.set_with(|i| top[i].token);
         top_out.set_with(|i| top[i].logprob);

@@ -1,24 +1,26 @@
 //! Samplers: recipes for choosing tokens.
 
-use std::sync::Arc;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::guard::{guard, guard_value};
 use super::handle;
 use super::pointer;
-use super::status::metrale_status;
+use super::status::{self, metrale_status};
 use super::types::*;
+use crate::ensure;
 use crate::error::{self, Error, Kind, Result};
-use crate::sampling::{Sampler, Stage};
+use crate::sampling::{Dry, Hook, Mirostat, Sampler, Stage};
 
 /// A recipe; sequences copy it.
 pub(super) struct SamplerObject {
-    sampler: Sampler,
+    sampler: Mutex<Sampler>,
 }
 
 impl SamplerObject {
     /// A fresh copy with the recipe's own seed.
     pub(super) fn copy(&self) -> Sampler {
-        self.sampler.clone()
+        self.sampler.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -44,9 +46,55 @@ pub extern "C" fn metrale_sampler_new(
             stages.push(stage(host).map_err(|e| e.context(format!("stage {index}")).at(index as u64))?);
         }
         let sampler = Sampler::new(&stages, seed)?;
-        out.set(handle::insert(Arc::new(SamplerObject { sampler }))?);
+        out.set(handle::insert(Arc::new(SamplerObject { sampler: Mutex::new(sampler) }))?);
         Ok(())
     })
+}
+
+/// Says what the stages `METRALE_STAGE_HOOK` of a sampler do: `hook` is called with `user`, see `metrale_hook_fn`; NULL takes it away.
+/// Sequences that get the sampler from now on have it, until they get another; those that have a copy keep what they have. So both
+/// pointers must stay valid until those sequences, and forks and marks of them, are gone or have another sampler. One function may be
+/// called on several threads at once, for sequences that are stepped there. A sequence does not take a sampler with such a stage and no
+/// hook. Any thread.
+///
+/// Statuses: `METRALE_INVALID_STATE` (the sampler has no such stage).
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_sampler_set_hook(
+    sampler: *mut metrale_sampler,
+    hook: metrale_hook_fn,
+    user: *mut c_void,
+    err: *mut *mut metrale_error,
+) -> metrale_status {
+    guard(err, || {
+        let object = handle::get(sampler)?;
+        let mut sampler = object.sampler.lock().unwrap_or_else(PoisonError::into_inner);
+        ensure!(sampler.wants_hook(), InvalidState, "no stage of the sampler is METRALE_STAGE_HOOK, so the hook would never be called");
+        sampler.set_hook(hook.map(|function| Arc::new(HostHook { function, user }) as Arc<dyn Hook>));
+        Ok(())
+    })
+}
+
+/// The host's function.
+struct HostHook {
+    function: unsafe extern "C" fn(*mut c_void, *mut f32, usize, *const metrale_token, usize) -> i32,
+    user: *mut c_void,
+}
+
+// SAFETY: the host promises that its function may be called from any thread that steps, with the pointer it gave.
+unsafe impl Send for HostHook {}
+// SAFETY: as above.
+unsafe impl Sync for HostHook {}
+
+impl Hook for HostHook {
+    fn call(&self, row: &mut [f32], history: &[i32]) -> Result<()> {
+        // SAFETY: both slices live during the call, and only the row is written; the host promises to return.
+        let result = unsafe { (self.function)(self.user, row.as_mut_ptr(), row.len(), history.as_ptr(), history.len()) };
+        if result == 0 {
+            return Ok(());
+        }
+        let kind = status::kind(result).unwrap_or(Kind::Cancelled);
+        Err(Error::new(kind, format!("the host's hook returned {result}")).named("hook"))
+    }
 }
 
 /// Frees a sampler; sequences that use it have their own copy. NULL and handles that are none are ignored. Any thread.
@@ -57,26 +105,39 @@ pub extern "C" fn metrale_sampler_free(sampler: *mut metrale_sampler) {
 
 /// Reads one stage, and refuses what its kind does not use: a value in the wrong field would otherwise do nothing.
 fn stage(host: &metrale_sampler_stage) -> Result<Stage> {
-    let metrale_sampler_stage { kind, count, token, value, reserved } = *host;
-    let (stage, uses_count, uses_token, uses_value) = match kind {
-        METRALE_STAGE_GREEDY => (Stage::Greedy, false, false, false),
-        METRALE_STAGE_TEMPERATURE => (Stage::Temperature(value), false, false, true),
-        METRALE_STAGE_TOP_K => (Stage::TopK(count), true, false, false),
-        METRALE_STAGE_TOP_P => (Stage::TopP(value), false, false, true),
-        METRALE_STAGE_MIN_P => (Stage::MinP(value), false, false, true),
-        METRALE_STAGE_REPETITION => (Stage::Repetition { penalty: value, window: count }, true, false, true),
-        METRALE_STAGE_PRESENCE => (Stage::Presence { penalty: value, window: count }, true, false, true),
-        METRALE_STAGE_FREQUENCY => (Stage::Frequency { penalty: value, window: count }, true, false, true),
-        METRALE_STAGE_BIAS => (Stage::Bias { token, value }, false, true, true),
+    let metrale_sampler_stage { kind, count, token, value, second, length, reserved } = *host;
+    let window = count;
+    let (stage, uses) = match kind {
+        METRALE_STAGE_GREEDY => (Stage::Greedy, ""),
+        METRALE_STAGE_TEMPERATURE => (Stage::Temperature(value), "value"),
+        METRALE_STAGE_TOP_K => (Stage::TopK(count), "count"),
+        METRALE_STAGE_TOP_P => (Stage::TopP(value), "value"),
+        METRALE_STAGE_MIN_P => (Stage::MinP(value), "value"),
+        METRALE_STAGE_REPETITION => (Stage::Repetition { penalty: value, window }, "count value"),
+        METRALE_STAGE_PRESENCE => (Stage::Presence { penalty: value, window }, "count value"),
+        METRALE_STAGE_FREQUENCY => (Stage::Frequency { penalty: value, window }, "count value"),
+        METRALE_STAGE_BIAS => (Stage::Bias { token, value }, "token value"),
+        METRALE_STAGE_TYPICAL => (Stage::Typical(value), "value"),
+        METRALE_STAGE_TOP_N_SIGMA => (Stage::TopNSigma(value), "value"),
+        METRALE_STAGE_XTC => (Stage::Xtc { threshold: value, probability: second }, "value second"),
+        METRALE_STAGE_MIROSTAT => {
+            (Stage::Mirostat(Mirostat { version: 1, target: value, rate: second, looked_at: count }), "count value second")
+        }
+        METRALE_STAGE_MIROSTAT_V2 => (Stage::Mirostat(Mirostat { version: 2, target: value, rate: second, looked_at: 0 }), "value second"),
+        METRALE_STAGE_DRY => (Stage::Dry(Dry { multiplier: value, base: second, allowed: length, window }), "count value second length"),
+        METRALE_STAGE_DRY_BREAKER => (Stage::DryBreaker(token), "token"),
+        METRALE_STAGE_HOOK => (Stage::Hook, ""),
         other => return Err(Error::new(Kind::UnknownOption, format!("there is no stage kind {other}")).named("kind")),
     };
-    let unused = [
-        ("count", !uses_count && count != 0),
-        ("token", !uses_token && token != 0),
-        ("value", !uses_value && value.to_bits() != 0),
-        ("reserved", reserved != [0; 4]),
+    let set = [
+        ("count", count != 0),
+        ("token", token != 0),
+        ("value", value.to_bits() != 0),
+        ("second", second.to_bits() != 0),
+        ("length", length != 0),
+        ("reserved", reserved != [0; 2]),
     ];
-    match unused.iter().find(|(_, set)| *set) {
+    match set.iter().find(|(field, set)| *set && !uses.split(' ').any(|used| used == *field)) {
         Some((field, _)) => Err(Error::new(Kind::InvalidArgument, format!("{field} is set, but {stage:?} does not use it")).named(*field)),
         None => Ok(stage),
     }

@@ -10,6 +10,7 @@ use super::status::metrale_status;
 use super::types::*;
 use super::versioned;
 use crate::engine::{Canceller, Chooser, Sequence, SequenceOptions};
+use crate::ensure;
 use crate::error::{Error, Kind, Result};
 use crate::sampling::Sampler;
 
@@ -66,7 +67,7 @@ fn refused<G>(cause: TryLockError<G>) -> Error {
 ///
 /// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_LIMIT_EXCEEDED` (more context than the model was loaded for),
 /// `METRALE_INVALID_ARGUMENT`, `METRALE_TOO_LARGE`, `METRALE_UNKNOWN_OPTION`,
-/// `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary).
+/// `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_INVALID_STATE` (its hook was not set).
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_seq_new(
     model: *mut metrale_model,
@@ -100,6 +101,11 @@ fn sampler(host: *const metrale_sampler, vocab: usize) -> Result<Sampler> {
     }
     let sampler = handle::get(host)?.copy();
     sampler.check_vocab(vocab)?;
+    ensure!(
+        !sampler.wants_hook() || sampler.has_hook(),
+        InvalidState,
+        "the sampler has a stage METRALE_STAGE_HOOK, but metrale_sampler_set_hook was not called"
+    );
     Ok(sampler)
 }
 
@@ -138,6 +144,7 @@ pub extern "C" fn metrale_seq_info(
 /// Keeps the first `length` tokens and forgets the rest, exactly: what follows is as if they had never been there.
 /// The sampler's generator stays where it is, a grammar goes back with the tokens. Refused without a change where the model's state cannot go back
 /// (`METRALE_UNSUPPORTED`) and when the sequence is shorter (`METRALE_INVALID_ARGUMENT`).
+/// One call at a time on a sequence.
 ///
 /// Statuses: `METRALE_BUSY`.
 #[unsafe(no_mangle)]
@@ -159,10 +166,47 @@ pub extern "C" fn metrale_seq_truncate(seq: *mut metrale_seq, length: usize, err
     })
 }
 
+/// Takes `count` tokens out, from index `from` on; those after them move to lower positions, which makes room at the end of a full sequence. What
+/// is left keeps the values it was computed with, when the removed tokens could still be seen; its keys are turned back to their new
+/// positions. So what follows is attention over the tokens that are left (StreamingLLM), not what a fresh run over them would
+/// give: use a fresh sequence where that is wanted. Turning rounds once, and where the cache is 16 bits wide
+/// (`METRALE_COMPUTE_FAST`) the turned key is rounded to 16 bits a second time. It takes about as long as copying what is moved.
+///
+/// The row of logits stays as it was computed, with all tokens. Where nothing follows the removed tokens, this is
+/// `metrale_seq_truncate`. Marks past `from` end. A grammar keeps what was chosen under it, also of removed tokens. What the queue
+/// holds stays. The sequence no longer shares its later tokens with prompts that begin alike. On error nothing has changed.
+///
+/// Statuses: `METRALE_INVALID_ARGUMENT` (the tokens are not all there), `METRALE_UNSUPPORTED` with the reason where the model's past does not
+/// move: recurrent layers, latent or compressed caches, hashed tokens, absolute positions, translation.
+/// `METRALE_OUT_OF_MEMORY` (pages shared with forks are copied), `METRALE_BUSY`.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_seq_shift(seq: *mut metrale_seq, from: usize, count: usize, err: *mut *mut metrale_error) -> metrale_status {
+    guard(err, || {
+        let object = handle::get(seq)?;
+        let mut state = object.exclusive()?;
+        let len = state.sequence.len();
+        state.sequence.shift(from, count)?;
+        let removed = state.sequence.len() < len;
+        let cut = from + count == len;
+        if let Some(constraint) = &mut state.chooser.constraint {
+            match cut {
+                true => constraint.truncate(from),
+                false => constraint.shift(from, count),
+            }
+        }
+        if removed {
+            state.marks.retain(|mark| mark.position() <= from);
+        }
+        Ok(())
+    })
+}
+
 /// Changes how the sequence's next tokens are chosen, starting from the sampler's seed. NULL is greedy. The sampler is
 /// copied and may be freed afterwards.
+/// One call at a time on a sequence.
 ///
-/// Statuses: `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_BUSY`.
+/// Statuses: `METRALE_INVALID_TOKEN` (the sampler names a token outside the vocabulary), `METRALE_INVALID_STATE` (its hook was not
+/// set), `METRALE_BUSY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_seq_sampling(
     seq: *mut metrale_seq,

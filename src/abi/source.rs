@@ -1,7 +1,7 @@
-//! Sources: a path, a buffer, an open file or a host's function, as something to load from.
+//! Sources: a path, a buffer, an open file, a host's function, or a folder of these, as something to load from.
 
 use std::ffi::{c_char, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::guard::{guard, guard_value};
 use super::handle;
@@ -13,12 +13,19 @@ use crate::weights::{Access, FileBytes, Input, ReadAt};
 
 /// A source; what is loaded from it keeps what it needs of it.
 pub(super) struct SourceObject {
-    pub(super) input: Input,
+    input: Mutex<Input>,
+}
+
+impl SourceObject {
+    /// What it is now; a folder may get further parts later.
+    pub(super) fn input(&self) -> Input {
+        self.input.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 /// Hands a source to the host.
 fn hand_over(out: pointer::Out<*mut metrale_source>, input: Input) -> Result<()> {
-    out.set(handle::insert(Arc::new(SourceObject { input }))?);
+    out.set(handle::insert(Arc::new(SourceObject { input: Mutex::new(input) }))?);
     Ok(())
 }
 
@@ -48,7 +55,7 @@ pub extern "C" fn metrale_source_path(
     })
 }
 
-/// One whole GGUF file in memory, at any address. With `flags` 0 nothing is copied: the `len` bytes must stay, and stay
+/// One whole file in memory, at any address: a GGUF file, or a file of a folder. With `flags` 0 nothing is copied: the `len` bytes must stay, and stay
 /// the same, until the source, its loads, and the models made from it with all their sequences are gone. With
 /// `METRALE_SOURCE_COPY` they are copied at once. On success `*out` is a handle for `metrale_source_free`. Any thread.
 ///
@@ -80,7 +87,7 @@ pub extern "C" fn metrale_source_buffer(
 /// What messages call a buffer.
 const BUFFER: &str = "the buffer";
 
-/// One whole GGUF file inside an open regular file: `len` bytes from `offset` on, or all from there with `len` 0.
+/// One whole file (GGUF, or of a folder) inside an open regular file: `len` bytes from `offset` on, or all from there with `len` 0.
 /// `offset` may be any number, so that a model can lie inside a container. `fd` is duplicated: the host may close it at
 /// once, and its position is neither used nor moved. `flags` is 0, which maps the bytes, or `METRALE_SOURCE_READ`. On
 /// success `*out` is a handle for `metrale_source_free`. Any thread.
@@ -126,7 +133,7 @@ fn duplicate(fd: i32) -> Result<std::fs::File> {
     crate::bail!(Unsupported, "fd {fd}: this system has no file descriptors; give a path or a function")
 }
 
-/// One whole GGUF file of `len` bytes that the host reads: see `metrale_read_at_fn` for what `read_at` has to do. Its
+/// One whole file (GGUF, or of a folder) of `len` bytes that the host reads: see `metrale_read_at_fn` for what `read_at` has to do. Its
 /// bytes stay in memory as long as a model made from them. `user` is handed to `read_at` and must stay valid until the
 /// source and its loads are gone; a finished model needs neither. Loads of one source on several threads call `read_at`
 /// on several threads. `flags` must be 0. On success `*out` is a handle for `metrale_source_free`. Any thread.
@@ -154,6 +161,44 @@ pub extern "C" fn metrale_source_reader(
 
 /// What messages call a host's function.
 const READER: &str = "the host's reader";
+
+/// A folder without files, which `metrale_source_add` fills: what a checkpoint of several files is loaded from where they do
+/// not lie in a directory. `flags` must be 0. On success `*out` is a handle for `metrale_source_free`. Any thread.
+///
+/// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_UNKNOWN_OPTION`.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_source_folder(flags: u64, out: *mut *mut metrale_source, err: *mut *mut metrale_error) -> metrale_status {
+    guard(err, || {
+        let out = pointer::out(out, "out")?;
+        pointer::flags(flags, 0, "flags")?;
+        hand_over(out, Input::folder())
+    })
+}
+
+/// Puts `part` into `folder` under the name that its file has in a directory: `config.json`, `tokenizer.json`,
+/// `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`, `model.safetensors`, or
+/// `model.safetensors.index.json` and all that it names; or the one `.gguf` file, or all parts of a split one. `name` is
+/// NUL-terminated UTF-8 and copied; `part` is any source but a folder, of any file (a path then is the file's own), may be
+/// put into several folders, and may be freed at once. What loads have begun with stays as it was. Any thread.
+///
+/// Statuses: `METRALE_INVALID_ARGUMENT` (no folder, no file name, or a name that is there), `METRALE_INVALID_HANDLE`,
+/// `METRALE_LIMIT_EXCEEDED` (4,096 parts), `METRALE_OUT_OF_MEMORY`.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_source_add(
+    folder: *mut metrale_source,
+    name: *const c_char,
+    part: *const metrale_source,
+    err: *mut *mut metrale_error,
+) -> metrale_status {
+    guard(err, || {
+        let name = pointer::string(name, "name")?;
+        let name = pointer::utf8(name.as_ptr().cast(), name.count_bytes(), "name")?;
+        // Not both locks at once: somebody may put a folder into itself.
+        let part = handle::get(part)?.input();
+        let folder = handle::get(folder)?;
+        folder.input.lock().unwrap_or_else(PoisonError::into_inner).add(name, part)
+    })
+}
 
 /// Gives up a source. Loads that have begun and models made from it go on. NULL and handles that are none are ignored.
 /// Any thread.

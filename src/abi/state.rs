@@ -10,10 +10,8 @@ use super::pointer;
 use super::sequence::{SequenceObject, SequenceState};
 use super::status::{METRALE_MORE, metrale_status};
 use super::types::*;
-use crate::engine::{Chooser, Mark, Snapshot};
+use crate::engine::{Chooser, Mark, SavedChooser, Snapshot};
 use crate::error::{Error, Kind, Result};
-use crate::sampling::State as SamplerState;
-use crate::{bail, ensure};
 
 /// A mark of the host's: its number, the engine's mark, and the chooser as it was.
 pub(super) struct HostMark {
@@ -30,7 +28,7 @@ impl HostMark {
 }
 
 /// Makes a second sequence that holds the same tokens and will choose the same ones. Memory is shared page by page until one of
-/// the two writes, so a fork costs a list of pages and one row of logits. Marks stay with the original. `*out` is a handle for
+/// the two writes, so a fork costs a list of pages and one row of logits; `metrale_seq_stats` says how many bytes are shared. Marks stay with the original. `*out` is a handle for
 /// `metrale_seq_free`. Safe beside other calls that take a const sequence.
 ///
 /// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
@@ -48,6 +46,7 @@ pub extern "C" fn metrale_seq_fork(seq: *const metrale_seq, out: *mut *mut metra
 
 /// Marks this point of the sequence. `*out_mark` is a number, never 0, for `metrale_seq_rollback` and `metrale_seq_commit`. A mark lasts
 /// until it is committed or the sequence goes back to before it; meanwhile it keeps one recurrent state, where the model has one.
+/// One call at a time on a sequence.
 ///
 /// Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 #[unsafe(no_mangle)]
@@ -57,7 +56,7 @@ pub extern "C" fn metrale_seq_mark(seq: *mut metrale_seq, out_mark: *mut u64, er
         let object = handle::get(seq)?;
         let mut state = object.exclusive()?;
         let state = &mut *state;
-        state.marks.try_reserve(1).map_err(|_| Error::new(Kind::OutOfMemory, "a sequence's list of marks"))?;
+        crate::error::reserve(&mut state.marks, 1, "a sequence's list of marks")?;
         let mark = HostMark { number: state.next_mark, mark: state.sequence.mark()?, chooser: state.chooser.fork() };
         state.next_mark += 1;
         out.set(mark.number);
@@ -75,6 +74,7 @@ fn find(state: &SequenceState, mark: u64) -> Result<usize> {
 
 /// Goes back to a mark, as often as wanted: tokens, state, logits, grammar and the sampler's generator are bit for bit what they were. Later
 /// marks end; this one stays.
+/// One call at a time on a sequence.
 ///
 /// Statuses: `METRALE_INVALID_ARGUMENT` (no such mark), `METRALE_BUSY`.
 #[unsafe(no_mangle)]
@@ -92,6 +92,7 @@ pub extern "C" fn metrale_seq_rollback(seq: *mut metrale_seq, mark: u64, err: *m
 }
 
 /// Keeps what came since a mark and gives the mark up.
+/// One call at a time on a sequence.
 ///
 /// Statuses: `METRALE_INVALID_ARGUMENT` (no such mark), `METRALE_BUSY`.
 #[unsafe(no_mangle)]
@@ -129,14 +130,13 @@ pub extern "C" fn metrale_seq_match(
     })
 }
 
-/// Bytes in front of the snapshot: the generator's state, and its complement as a check.
-const HEAD: usize = 16;
-
-/// Writes the sequence's state as bytes: tokens, keys and values, recurrent state, logits, the sampler's generator. They carry a version, a
-/// fingerprint of the model and of how it was loaded, and a checksum. `*out_len` gets the size; with too small a `capacity` the status is
-/// `METRALE_MORE` and nothing else is written. Marks are not saved. Safe beside other calls that take a const sequence.
+/// Writes the sequence's state as bytes: tokens, keys and values, recurrent state, logits, the sampler's state (generator, mirostat)
+/// and how far its grammar was followed. They carry a version, fingerprints of the model, of how it was loaded and of the grammar,
+/// and checksums. `*out_len` gets the size; with too small a `capacity` the status is `METRALE_MORE` and nothing else is written.
+/// Marks are not saved, nor are the sampler's stages and the grammar itself, which the host sets on the sequence that it restores.
+/// Safe beside other calls that take a const sequence.
 ///
-/// Statuses: `METRALE_MORE`, `METRALE_UNSUPPORTED` (it follows a grammar), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+/// Statuses: `METRALE_MORE`, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_seq_save(
     seq: *const metrale_seq,
@@ -149,44 +149,39 @@ pub extern "C" fn metrale_seq_save(
         let len = pointer::out(out_len, "out_len")?;
         let object = handle::get(seq)?;
         let state = object.shared()?;
-        ensure!(
-            state.chooser.constraint.is_none(),
-            Unsupported,
-            "the sequence follows a grammar, which cannot be saved; lift it first with metrale_seq_grammar(seq, NULL, &err)"
-        );
         let snapshot = state.sequence.snapshot()?;
-        let needed = HEAD + snapshot.byte_len();
+        let needed = state.chooser.byte_len() + snapshot.byte_len();
         if capacity < needed {
             len.set(needed);
             return Ok(METRALE_MORE);
         }
-        let generator = state.chooser.sampler.state().to_bits();
         let mut bytes = crate::error::vec_with_capacity(needed, "a saved sequence")?;
-        bytes.extend_from_slice(&generator.to_le_bytes());
-        bytes.extend_from_slice(&(!generator).to_le_bytes());
+        state.chooser.write_bytes(&mut bytes);
         bytes.extend_from_slice(&snapshot.to_bytes()?);
         pointer::sized(&bytes, out, capacity, len)
     })
 }
 
 /// Becomes what `metrale_seq_save` wrote, from a sequence of the same model loaded the same way. The stages of the sampler stay, its
-/// generator goes to where it was; marks and a grammar end. All or nothing: on error the sequence is as before.
+/// state goes to where it was. Where the saved sequence followed a grammar, this one must have the same grammar set (compiled from
+/// the same text; how far it was followed does not matter) and goes on in it from where it was saved; else a grammar in force is
+/// lifted. Marks end. All or nothing: on error the sequence is as before.
+/// One call at a time on a sequence.
 ///
-/// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_MISMATCH` (another model, or other load options),
-/// `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+/// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_VERSION_MISMATCH` (written by another version of the library),
+/// `METRALE_MISMATCH` (another model or other load options, with both fingerprints in the error; or another grammar), `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_LIMIT_EXCEEDED` (the way through the grammar
+/// takes more work than is allowed), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_seq_restore(seq: *mut metrale_seq, bytes: *const u8, len: usize, err: *mut *mut metrale_error) -> metrale_status {
     guard(err, || {
         let object = handle::get(seq)?;
         let bytes = pointer::slice(bytes, len, "bytes")?;
         let mut state = object.exclusive()?;
-        let Some((head, rest)) = bytes.split_at_checked(HEAD) else { bail!(CorruptFile, "saved sequence: {len} bytes are too few") };
-        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| head[at + i]));
-        ensure!(word(0) == !word(8), CorruptFile, "saved sequence: its first {HEAD} bytes contradict each other");
+        let (saved, rest) = SavedChooser::from_bytes(bytes)?;
         let snapshot = Snapshot::from_bytes(state.sequence.engine(), rest)?;
+        let constraint = saved.constraint(state.chooser.constraint.as_ref(), snapshot.tokens())?;
         state.sequence.restore(&snapshot)?;
-        state.chooser.sampler.restore(SamplerState::from_bits(word(0)));
-        state.chooser.constraint = None;
+        state.chooser.resume(&saved, constraint);
         state.marks.clear();
         Ok(())
     })

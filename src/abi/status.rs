@@ -104,6 +104,41 @@ pub(super) const fn of(kind: Kind) -> metrale_status {
     }
 }
 
+/// The error kind of a code; `None` for a number that is none.
+pub(super) fn kind(status: metrale_status) -> Option<Kind> {
+    KINDS.into_iter().find(|kind| of(*kind) == status)
+}
+
+/// Every error kind.
+const KINDS: [Kind; 26] = [
+    Kind::InvalidArgument,
+    Kind::InvalidHandle,
+    Kind::InvalidState,
+    Kind::InvalidToken,
+    Kind::ContextFull,
+    Kind::OutOfMemory,
+    Kind::NotFound,
+    Kind::Io,
+    Kind::NotAModel,
+    Kind::CorruptFile,
+    Kind::Unsupported,
+    Kind::Mismatch,
+    Kind::TooLarge,
+    Kind::LimitExceeded,
+    Kind::UnknownOption,
+    Kind::Template,
+    Kind::InvalidGrammar,
+    Kind::Cancelled,
+    Kind::NumericFault,
+    Kind::NoValidToken,
+    Kind::GrammarDone,
+    Kind::Busy,
+    Kind::VersionMismatch,
+    Kind::DeviceUnsupported,
+    Kind::DeviceLost,
+    Kind::Internal,
+];
+
 /// Every code with the name of its constant.
 const NAMES: [(metrale_status, &std::ffi::CStr); 30] = [
     (METRALE_OK, c"METRALE_OK"),
@@ -152,6 +187,14 @@ mod tests {
         let mut codes: Vec<_> = NAMES.iter().map(|(code, _)| *code).collect();
         codes.sort();
         assert_eq!(codes, (METRALE_GRAMMAR_DONE..=METRALE_AGAIN).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn every_negative_code_has_its_kind() {
+        for (code, _) in NAMES {
+            assert_eq!(kind(code).map(of), (code < 0).then_some(code));
+        }
+        assert_eq!((kind(-1000), kind(1000)), (None, None));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::engine::{self, StepState, Stepped};
 
 /// Puts `count` tokens at the end of the sequence's queue, which `metrale_step` reads. Nothing is computed yet, and other
 /// calls leave the queue alone. The tokens are copied. On error nothing has changed.
+/// One call at a time on a sequence.
 ///
 /// Statuses: `METRALE_INVALID_TOKEN` with the index of the first token outside the vocabulary, `METRALE_CONTEXT_FULL` with
 /// the number that still fits, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
@@ -43,6 +44,7 @@ pub extern "C" fn metrale_seq_feed(
 /// dropped, which costs its time and nothing else. So step all sequences of a model together, from one thread; a second
 /// thread that steps gets no turn until the first returns. Blocking calls on other sequences may run meanwhile, and take
 /// processor time from the step: one of their operations at a time is waited for, up to the budget.
+/// One call at a time on a sequence.
 ///
 /// Returns `METRALE_AGAIN` when the budget ran out before some sequence was done, `METRALE_DONE` when every sequence has just
 /// produced a token that ends generation, else `METRALE_OK`. In these cases all results are written; one sequence that
@@ -50,7 +52,7 @@ pub extern "C" fn metrale_seq_feed(
 /// before it stay.
 ///
 /// Statuses, with the index of the sequence: `METRALE_INVALID_ARGUMENT` (listed twice, or of another model),
-/// `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
+/// `METRALE_INVALID_STATE` (called from a sampler's hook), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_step(
     seqs: *const *mut metrale_seq,
@@ -106,6 +108,7 @@ fn code(stepped: &Stepped) -> metrale_status {
 
 /// About how many nanoseconds a `metrale_step` without a limit would take on these sequences now, learned from earlier steps;
 /// before the first, a guess. Does not wait.
+/// Safe beside other calls that take a const sequence.
 ///
 /// Statuses, with the index of the sequence: `METRALE_INVALID_ARGUMENT` (of another model), `METRALE_BUSY`.
 #[unsafe(no_mangle)]
@@ -129,6 +132,8 @@ pub extern "C" fn metrale_step_estimate(
 /// Whether `metrale_step` has something left to do for the sequence: `METRALE_AGAIN` when tokens wait in its queue or a token
 /// is under way, else `METRALE_OK`. The number that waits goes to `*out_queued`, which may be NULL. Never waits: while another
 /// call changes the sequence, this is `METRALE_BUSY`. Safe beside other calls that take a const sequence.
+///
+/// Statuses: `METRALE_OK`, `METRALE_AGAIN`, `METRALE_BUSY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_poll(seq: *const metrale_seq, out_queued: *mut usize, err: *mut *mut metrale_error) -> metrale_status {
     guard_status(err, || {

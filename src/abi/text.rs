@@ -87,6 +87,9 @@ pub extern "C" fn metrale_text_push(
 /// Gives out what is held back: the beginning of a character (as U+FFFD) or of a stop string. Call it when the
 /// sequence ends; the stream can go on afterwards, as if the text began there. Everything else is as in
 /// `metrale_text_push`.
+/// One call at a time on a stream.
+///
+/// Statuses: `METRALE_INVALID_STATE`, `METRALE_BUSY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_text_flush(
     text: *mut metrale_text,

@@ -73,6 +73,8 @@ pub extern "C" fn metrale_detokenize(
 
 /// Exactly the bytes that one token adds to a text; a special token gives its literal text. Output as in
 /// `metrale_tokenize`. Any thread.
+///
+/// Statuses: `METRALE_MORE`, `METRALE_INVALID_TOKEN`, `METRALE_NOT_FOUND` when the model comes without a tokenizer.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_token_bytes(
     model: *const metrale_model,

@@ -36,6 +36,7 @@ unsafe impl Versioned for metrale_beam_options {
 /// Reads the source text of an empty sequence of a model that translates (NLLB, M2M-100): `[language, text ..., end]` as tokens. Afterwards
 /// prefill the decoder's first tokens (`[end, target language]`) and step or search. The source stays until the sequence
 /// is freed or given another one while it is empty. On error the sequence is as before.
+/// One call at a time on a sequence.
 ///
 /// Statuses: `METRALE_UNSUPPORTED` (the model does not translate), `METRALE_INVALID_STATE` (the sequence holds tokens),
 /// `METRALE_INVALID_ARGUMENT` (no token), `METRALE_INVALID_TOKEN`, `METRALE_CONTEXT_FULL`, `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.

@@ -9,6 +9,7 @@ use super::grammar::GrammarObject;
 use super::handle::opaque;
 use super::loading::LoadingObject;
 use super::model::ModelObject;
+use super::runtime::RuntimeObject;
 use super::sampler::SamplerObject;
 use super::sequence::SequenceObject;
 use super::source::SourceObject;
@@ -35,7 +36,7 @@ pub struct metrale_seq {
     _opaque: [u8; 0],
 }
 
-/// A recipe for choosing tokens: immutable, may serve any number of sequences.
+/// A recipe for choosing tokens; may serve any number of sequences, each of which takes a copy.
 pub struct metrale_sampler {
     _opaque: [u8; 0],
 }
@@ -60,6 +61,11 @@ pub struct metrale_loading {
     _opaque: [u8; 0],
 }
 
+/// What a host lends models: an allocator, a limit of memory, a log. Models that name none use the system's memory.
+pub struct metrale_runtime {
+    _opaque: [u8; 0],
+}
+
 opaque!(metrale_error, ErrorObject, 1, "error");
 opaque!(metrale_model, ModelObject, 2, "model");
 opaque!(metrale_seq, SequenceObject, 3, "sequence");
@@ -68,6 +74,79 @@ opaque!(metrale_text, TextObject, 5, "text stream");
 opaque!(metrale_grammar, GrammarObject, 6, "grammar");
 opaque!(metrale_source, SourceObject, 7, "source");
 opaque!(metrale_loading, LoadingObject, 8, "load");
+opaque!(metrale_runtime, RuntimeObject, 9, "runtime");
+
+/// Gives `size` bytes, at least 1, at a multiple of `align`, a power of two; NULL when there are none, which ends the
+/// call in `METRALE_OUT_OF_MEMORY`. Called on any thread, also on several at once, during calls on the runtime's objects
+/// and on threads of its models. It calls no function of this library, and it returns: no exception and no `longjmp`
+/// leaves it.
+pub type metrale_alloc_fn = Option<unsafe extern "C" fn(user: *mut c_void, size: usize, align: usize) -> *mut c_void>;
+
+/// Takes back what `metrale_alloc_fn` gave for this `size` and `align`. Otherwise as that.
+pub type metrale_free_fn = Option<unsafe extern "C" fn(user: *mut c_void, pointer: *mut c_void, size: usize, align: usize)>;
+
+/// Gets a log record: its level (`METRALE_LOG_*`), the status of the call that failed (`METRALE_OK` where none did), and
+/// `len` bytes of UTF-8 without a NUL or line end, which live during the call. Called on the thread that has something
+/// to say, on several at once where several have; nothing is recorded of what the function itself does with this
+/// library. It returns: no exception and no `longjmp` leaves it.
+pub type metrale_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: u32, status: metrale_status, text: *const u8, len: usize)>;
+
+/// `METRALE_LOG_INFO`.
+pub const METRALE_LOG_DEFAULT: u32 = 0;
+/// The reason of each error that a call returns.
+pub const METRALE_LOG_ERROR: u32 = 1;
+/// What works less well than it should.
+pub const METRALE_LOG_WARNING: u32 = 2;
+/// What is being done, such as the phases of a load.
+pub const METRALE_LOG_INFO: u32 = 3;
+/// For developers of the library.
+pub const METRALE_LOG_DEBUG: u32 = 4;
+
+/// How to make a runtime. Zero is the default of every field.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_runtime_options {
+    /// `sizeof(metrale_runtime_options)` as the host was compiled.
+    pub struct_size: usize,
+    /// No flag exists yet.
+    pub flags: u64,
+    /// Where memory comes from, or NULL with `free` for the system's.
+    pub alloc: metrale_alloc_fn,
+    /// Where it goes back.
+    pub free: metrale_free_fn,
+    /// Handed to `alloc` and `free`.
+    pub alloc_user: *mut c_void,
+    /// Most bytes that may be taken at once; 0 for no limit. What would pass it is `METRALE_OUT_OF_MEMORY`.
+    pub memory_cap: u64,
+    /// Where log records go, or NULL; `metrale_runtime_log_set` changes it.
+    pub log: metrale_log_fn,
+    /// Handed to `log`.
+    pub log_user: *mut c_void,
+    /// `METRALE_LOG_*`: the last level that is recorded.
+    pub log_level: u32,
+    /// Must be zero.
+    pub reserved: u32,
+}
+
+/// Bytes that a runtime has taken of its allocator. Set `struct_size` before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_memory_usage {
+    /// `sizeof(metrale_memory_usage)` as the host was compiled.
+    pub struct_size: usize,
+    /// Bytes taken and not given back.
+    pub live: u64,
+    /// The most that were ever live.
+    pub peak: u64,
+    /// The limit; 0 for none.
+    pub cap: u64,
+    /// Of the live bytes: packed weights.
+    pub weights: u64,
+    /// Of the live bytes: pages of caches and recurrent states.
+    pub cache: u64,
+    /// The rest of the live bytes.
+    pub other: u64,
+}
 
 /// Called while a model loads, on the thread that loads. Both numbers are those of the phase; `total_bytes` is 0 while
 /// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped),
@@ -133,6 +212,24 @@ pub struct metrale_load_options {
     pub synthetic: *const c_char,
     /// Seed of the random weights.
     pub synthetic_seed: u64,
+    /// The runtime that the model and all that is made of it belong to, which they keep; NULL for none: the system's
+    /// memory, uncounted.
+    pub runtime: *const metrale_runtime,
+    /// Most bytes the plan of the model with one sequence may take; 0 takes what the machine has free. A plan beyond it
+    /// is `METRALE_OUT_OF_MEMORY` before weights are read, with the bytes wanted and available.
+    pub memory: u64,
+    /// Leaves routed experts in their file and keeps at most this many bytes of them packed, those met most often; 0
+    /// takes `METRALE_EXPERT_BYTES` from the environment, else packs all of them at load.
+    pub expert_bytes: u64,
+    /// Types that matrices are multiplied in where they are to differ from the file's: rules `<where>=<type>` parted by
+    /// commas, `"layers.0-3.mlp=f32,head=bf16"`. NULL takes `METRALE_PRECISION` from the environment. Copied.
+    pub precision: *const c_char,
+    /// Most bytes that the model keeps of its sequences' beginnings, so that a prompt that begins like an earlier one is computed only from
+    /// where they part. 0 keeps nothing: memory that a host did not grant is not taken. It is counted in the plan's `kv`.
+    /// Kept are the keys and values and the recurrent state of prompts of 16 tokens and more once they are read, and of every sequence
+    /// when it is freed; what was used longest ago gives way. Logits are the same bits as without. `METRALE_UNSUPPORTED` for
+    /// models that translate.
+    pub prefix_bytes: u64,
 }
 
 /// Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -149,10 +246,13 @@ pub struct metrale_memory_plan {
     pub state: u64,
     /// Workspace of a step.
     pub scratch: u64,
-    /// Everything else: tokenizer, tables, buffers.
+    /// Everything else: tokenizer, tables, rows of logits, buffers.
     pub other: u64,
-    /// The sum.
+    /// The sum of all fields but `struct_size`.
     pub total: u64,
+    /// Bytes of files that were read or copied and stay in memory with the model (`METRALE_SOURCE_READ`,
+    /// `METRALE_SOURCE_COPY`, `metrale_source_reader`).
+    pub source: u64,
 }
 
 /// Tokens that end generation count as ordinary ones: `metrale_decode_step` never reports this sequence as done.
@@ -194,6 +294,90 @@ pub struct metrale_sequence_info {
     pub last_logprob: f32,
 }
 
+/// What a sequence has done since it was made, and the memory it holds. A fork starts at zero. Calls that fail are not counted, but for
+/// `cancelled`. Set `struct_size` before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_stats {
+    /// `sizeof(metrale_stats)` as the host was compiled.
+    pub struct_size: usize,
+    /// Tokens of prompts it has taken (`metrale_prefill`, `metrale_seq_feed`), the reused ones included.
+    pub read: u64,
+    /// Those of them that were not computed, because the model had kept them (`metrale_load_options.prefix_bytes`).
+    pub reused: u64,
+    /// Tokens that were produced (`metrale_decode_step`, `metrale_step`).
+    pub generated: u64,
+    /// Passes through the model that it took part in.
+    pub passes: u64,
+    /// Calls and steps that a cancel ended.
+    pub cancelled: u64,
+    /// Nanoseconds of passes over prompts; one shared with other sequences counts in full for each.
+    pub prefill_ns: u64,
+    /// Nanoseconds of passes over produced tokens; as above.
+    pub decode_ns: u64,
+    /// Bytes of keys and values that no other sequence and no prefix shares.
+    pub kv_owned: u64,
+    /// Bytes of keys and values shared with forks or kept prefixes; the next write to a page makes it the sequence's own. Right after
+    /// `metrale_seq_fork` this is what the fork saved.
+    pub kv_shared: u64,
+    /// Bytes of recurrent state and rows of logits, those of marks included, that nobody shares.
+    pub state_owned: u64,
+    /// Such bytes that forks or kept prefixes share.
+    pub state_shared: u64,
+}
+
+/// What a model keeps for prompts that begin alike (`metrale_load_options.prefix_bytes`); all zero without. Set `struct_size` before the
+/// call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_model_counts {
+    /// `sizeof(metrale_model_counts)` as the host was compiled.
+    pub struct_size: usize,
+    /// Bytes that may be kept.
+    pub prefix_budget: u64,
+    /// Bytes that are kept now: pages, states and lists, also where a sequence still shares them. Never more than the budget.
+    pub prefix_bytes: u64,
+    /// Pieces of prompts that are kept.
+    pub prefix_entries: u64,
+    /// Tokens of these pieces.
+    pub prefix_tokens: u64,
+    /// Prompts that found a beginning to take up.
+    pub prefix_hits: u64,
+    /// Prompts that found none.
+    pub prefix_misses: u64,
+    /// Tokens that did not have to be computed.
+    pub prefix_reused: u64,
+    /// Pieces and states that gave way to others.
+    pub prefix_evicted: u64,
+}
+
+/// The library's choice: the last token's row, for models that read from left to right; the mean for encoders.
+pub const METRALE_POOLING_DEFAULT: u32 = 0;
+/// A row for each token.
+pub const METRALE_POOLING_NONE: u32 = 1;
+/// The last token's row.
+pub const METRALE_POOLING_LAST: u32 = 2;
+/// The mean of all rows.
+pub const METRALE_POOLING_MEAN: u32 = 3;
+/// The first token's row.
+pub const METRALE_POOLING_FIRST: u32 = 4;
+/// Rows are scaled to length 1; one of zeros stays.
+pub const METRALE_EMBED_NORMALIZE: u64 = 1;
+
+/// How to embed. Zero is the default of every field.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_embed_options {
+    /// `sizeof(metrale_embed_options)` as the host was compiled.
+    pub struct_size: usize,
+    /// `METRALE_EMBED_*`, or-ed.
+    pub flags: u64,
+    /// `METRALE_POOLING_*`.
+    pub pooling: u32,
+    /// Must be zero.
+    pub reserved: u32,
+}
+
 /// What `metrale_step` did for one sequence. Set `struct_size` of each before the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -232,6 +416,30 @@ pub const METRALE_STAGE_FREQUENCY: u32 = 8;
 /// Adds `value` to the logit of `token`; minus infinity rules the token out.
 pub const METRALE_STAGE_BIAS: u32 = 9;
 
+/// Locally typical sampling: keeps tokens, those first whose surprise is nearest to the entropy of the row, until their
+/// probabilities reach `value` (0 to 1), and at least one.
+pub const METRALE_STAGE_TYPICAL: u32 = 10;
+/// Top-n-sigma: keeps logits of at least the highest minus `value` standard deviations of the logits that were not ruled out.
+pub const METRALE_STAGE_TOP_N_SIGMA: u32 = 11;
+/// Exclude top choices: in a share of `second` (0 to 1) of all draws, of the tokens that are at least `value` (0 to 1) likely
+/// all but the least likely go. Above 0.5 `value` never finds two.
+pub const METRALE_STAGE_XTC: u32 = 12;
+/// Mirostat, first version: keeps as many of the likeliest tokens as make the surprise of the drawn one about `value` bits,
+/// by an exponent that is estimated from the likeliest `count` (at least 2; 100 is usual), and learns from the error at the
+/// rate `second` (0.1 is usual). Only as the last stage. Its state belongs to the sequence, like the generator.
+pub const METRALE_STAGE_MIROSTAT: u32 = 13;
+/// Mirostat, second version: keeps tokens up to a surprise that follows the drawn ones, so that they come to `value` bits; the
+/// rate is `second`. Only as the last stage. Its state belongs to the sequence, like the generator.
+pub const METRALE_STAGE_MIROSTAT_V2: u32 = 14;
+/// Don't repeat yourself: where a token would make a passage longer that occurs before among the newest `count` tokens (0: all)
+/// and has `length` (at least 1) or more tokens, subtracts `value` times `second` (at least 1) to the power of the tokens it has
+/// beyond `length`.
+pub const METRALE_STAGE_DRY: u32 = 15;
+/// No passage that a DRY stage of this sampler sees reaches over `token`. Its place does not matter.
+pub const METRALE_STAGE_DRY_BREAKER: u32 = 16;
+/// The host's function of `metrale_sampler_set_hook`. No field is used.
+pub const METRALE_STAGE_HOOK: u32 = 17;
+
 /// One stage of a sampler. This struct never grows; fields that its stage does not use must be zero.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -244,9 +452,28 @@ pub struct metrale_sampler_stage {
     pub token: metrale_token,
     /// The stage's number.
     pub value: f32,
+    /// Its second number.
+    pub second: f32,
+    /// A length in tokens.
+    pub length: u32,
     /// Must be zero.
-    pub reserved: [u32; 4],
+    pub reserved: [u32; 2],
 }
+
+/// Called where `METRALE_STAGE_HOOK` stands among a sampler's stages, on the thread that steps, once for each token to be
+/// chosen. `logits` are `count` floats, one for each token: what earlier stages made of them, minus infinity for a token that
+/// they or the sequence's grammar ruled out; it may change them. A token that was ruled out stays so, whatever is written;
+/// minus infinity rules one out; NaN and infinity end the step with `METRALE_NUMERIC_FAULT`. `history` are the sequence's
+/// `history_count` tokens, prompt included. Both pointers are valid during the call. `user` is the host's.
+///
+/// Returns 0, or any other number to fail: the sequence is then as before, its status is the number if that is an error of
+/// this header, else `METRALE_CANCELLED`, and other sequences of a `metrale_step` go on. The function must return: no
+/// exception and no `longjmp` may leave it. What it does may depend on its arguments only: where a step leaves off in the
+/// middle it is called again, and must come to the same. It may look at other sequences and work on them, but not call
+/// `metrale_step` (`METRALE_INVALID_STATE`); the sequence it is called for is `METRALE_BUSY`.
+pub type metrale_hook_fn = Option<
+    unsafe extern "C" fn(user: *mut c_void, logits: *mut f32, count: usize, history: *const metrale_token, history_count: usize) -> i32,
+>;
 
 /// `metrale_tokenize` puts the tokens around the text that the model was trained to see there.
 pub const METRALE_TOKENIZE_ADD_SPECIAL: u32 = 1;
@@ -301,6 +528,14 @@ unsafe impl Versioned for metrale_load_progress {
     const NAME: &'static str = "metrale_load_progress";
 }
 // SAFETY: as above.
+unsafe impl Versioned for metrale_runtime_options {
+    const NAME: &'static str = "metrale_runtime_options";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_memory_usage {
+    const NAME: &'static str = "metrale_memory_usage";
+}
+// SAFETY: as above.
 unsafe impl Versioned for metrale_memory_plan {
     const NAME: &'static str = "metrale_memory_plan";
 }
@@ -323,4 +558,16 @@ unsafe impl Versioned for metrale_text_options {
 // SAFETY: as above.
 unsafe impl Versioned for metrale_text_piece {
     const NAME: &'static str = "metrale_text_piece";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_stats {
+    const NAME: &'static str = "metrale_stats";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_model_counts {
+    const NAME: &'static str = "metrale_model_counts";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_embed_options {
+    const NAME: &'static str = "metrale_embed_options";
 }

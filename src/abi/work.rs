@@ -14,6 +14,7 @@ use crate::error::{Error, Kind};
 
 /// Appends `count` tokens to the sequence and computes what may follow them. Blocks until all are done; may be called
 /// again to append more. No token is no change. On error the sequence is as before.
+/// One call at a time on a sequence.
 ///
 /// Statuses: `METRALE_INVALID_TOKEN` with the index of the first token outside the vocabulary,
 /// `METRALE_CONTEXT_FULL` with the number that still fits, `METRALE_OUT_OF_MEMORY`, `METRALE_NUMERIC_FAULT`,
@@ -39,6 +40,7 @@ pub extern "C" fn metrale_prefill(
 /// One token for each of `count` sequences of one model, computed together. For each sequence a token is chosen from
 /// the row of logits after the tokens it holds, appended to it and written to the same place of `out_tokens`; the row
 /// after it is then computed. A sequence may be listed once. With `count` 0 nothing happens.
+/// One call at a time on a sequence.
 ///
 /// Returns `METRALE_DONE` when every sequence has just produced a token that ends generation, else `METRALE_OK`; in
 /// both cases all tokens are written, and stepping on is allowed. On error every sequence (tokens, sampler) is as

@@ -5,8 +5,10 @@
 #![allow(unsafe_code)] // page memory is handed to operations as raw bytes; see `PageMemory`
 
 use crate::backend::cpu::arena::Buffer;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Result, reserve};
 use crate::ops::PAGE;
+use crate::runtime::Class;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Pages of one size, allocated in slabs and used again.
@@ -43,29 +45,52 @@ impl PagePool {
         Arc::new(PagePool { page_bytes: page_bytes.next_multiple_of(64), slab: slab(positions), inner: Mutex::default() })
     }
 
-    /// Bytes that a pool holds once `sequences` sequences of `positions` positions are full.
-    pub fn planned(page_bytes: usize, positions: usize, sequences: usize) -> u64 {
+    /// Bytes that a pool holds once `sequences` sequences of `positions` positions are full and `kept` more pages are held.
+    pub fn planned(page_bytes: usize, positions: usize, sequences: usize, kept: usize) -> u64 {
         // The caller decides the number of sequences: sums stop at the largest number.
-        let pages = positions.div_ceil(PAGE).saturating_mul(sequences).checked_next_multiple_of(slab(positions)).unwrap_or(usize::MAX);
+        let pages = positions.div_ceil(PAGE).saturating_mul(sequences).saturating_add(kept);
+        let pages = pages.checked_next_multiple_of(slab(positions)).unwrap_or(usize::MAX);
         (pages as u64).saturating_mul(page_bytes.checked_next_multiple_of(64).unwrap_or(usize::MAX) as u64)
     }
 
     fn take(self: &Arc<Self>) -> Result<Page> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if inner.free.is_empty() {
-            let out_of_memory = |_| Error::new(Kind::OutOfMemory, "a list of cache pages");
-            inner.slabs.try_reserve(1).map_err(out_of_memory)?;
+            reserve(&mut inner.slabs, 1, "a list of cache pages")?;
             // Room for every page there is, so that giving one back never allocates.
             let pages = (inner.slabs.len() + 1) * self.slab;
-            inner.free.try_reserve(pages).map_err(out_of_memory)?;
-            let slab = Buffer::new(self.page_bytes * self.slab, "a slab of cache pages")?;
+            reserve(&mut inner.free, pages, "a list of cache pages")?;
+            let slab = Buffer::of(Class::Cache, self.page_bytes * self.slab, "a slab of cache pages")?;
             let base = slab.as_ptr();
             inner.slabs.push(slab);
             // SAFETY: each page lies inside the slab just allocated.
             inner.free.extend((0..self.slab).rev().map(|i| PageMemory(unsafe { base.add(i * self.page_bytes) })));
         }
         let memory = inner.free.pop().expect("a slab was added when there was none");
-        Ok(Page { memory, pool: Arc::clone(self) })
+        Ok(Page { memory, pool: Arc::clone(self), kept: AtomicUsize::new(0) })
+    }
+
+    /// Pages in use.
+    #[cfg(test)]
+    pub(super) fn taken(&self) -> usize {
+        let inner = self.inner.lock().unwrap();
+        inner.slabs.len() * self.slab - inner.free.len()
+    }
+
+    /// Gives up slabs of which no page is in use.
+    pub fn trim(&self) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let Inner { slabs, free } = &mut *inner;
+        free.sort_unstable_by_key(|page| page.0.addr());
+        slabs.retain(|slab| {
+            let start = slab.as_ptr().addr();
+            let unused = free.partition_point(|p| p.0.addr() < start)..free.partition_point(|p| p.0.addr() < start + slab.len());
+            if unused.len() < self.slab {
+                return true;
+            }
+            free.drain(unused);
+            false
+        });
     }
 
     /// Bytes of memory the pool holds.
@@ -79,6 +104,8 @@ impl PagePool {
 struct Page {
     memory: PageMemory,
     pool: Arc<PagePool>,
+    /// Places in the prefix tree that hold it.
+    kept: AtomicUsize,
 }
 
 impl Drop for Page {
@@ -89,6 +116,32 @@ impl Drop for Page {
 
 // SAFETY: pages are written only through a sequence that is their sole holder (`reserve` copies shared ones first).
 unsafe impl Sync for Page {}
+
+/// A page held beside the sequences that use it.
+#[derive(Clone)]
+pub struct SharedPage(Arc<Page>);
+
+impl SharedPage {
+    /// Counts one more place that keeps the page; true for the first.
+    pub fn keep(&self) -> bool {
+        self.0.kept.fetch_add(1, Ordering::Relaxed) == 0
+    }
+
+    /// Takes back one [`SharedPage::keep`]; true for the last.
+    pub fn let_go(&self) -> bool {
+        self.0.kept.fetch_sub(1, Ordering::Relaxed) == 1
+    }
+
+    /// Bytes of the page.
+    pub fn bytes(&self) -> usize {
+        self.0.pool.page_bytes
+    }
+
+    #[cfg(test)]
+    pub(super) fn pool(&self) -> Arc<PagePool> {
+        Arc::clone(&self.0.pool)
+    }
+}
 
 /// The pages of one layer of one sequence.
 pub struct LayerPages {
@@ -115,7 +168,6 @@ impl LayerPages {
 
     /// Makes positions `from .. to` writable: pages exist, and those from the page of `from` on are held by nobody else.
     pub fn reserve(&mut self, from: usize, to: usize) -> Result<()> {
-        let out_of_memory = |_| Error::new(Kind::OutOfMemory, "a list of cache pages");
         for index in from / PAGE..to.div_ceil(PAGE) {
             if index < self.pages.len() {
                 if Arc::get_mut(&mut self.pages[index]).is_none() {
@@ -126,8 +178,8 @@ impl LayerPages {
                     self.pages[index] = Arc::new(copy);
                 }
             } else {
-                self.pages.try_reserve(1).map_err(out_of_memory)?;
-                self.pointers.try_reserve(1).map_err(out_of_memory)?;
+                reserve(&mut self.pages, 1, "a list of cache pages")?;
+                reserve(&mut self.pointers, 1, "a list of cache pages")?;
                 let page = self.pool.take()?;
                 self.pointers.push(page.memory.0);
                 self.pages.push(Arc::new(page));
@@ -164,6 +216,36 @@ impl LayerPages {
         assert!(bytes.len() == self.pool.page_bytes && Arc::get_mut(&mut self.pages[index]).is_some(), "reserve() made the page writable");
         // SAFETY: the lengths are equal and nobody else holds the page.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pages[index].memory.0, bytes.len()) };
+    }
+
+    /// The bytes of page `index`, which [`LayerPages::reserve`] made this list's own, to be changed.
+    pub fn page_mut(&mut self, index: usize) -> &mut [u8] {
+        assert!(Arc::get_mut(&mut self.pages[index]).is_some(), "reserve() made the page writable");
+        // SAFETY: a page has `page_bytes` initialised bytes, and nobody else holds this one while `self` is borrowed.
+        unsafe { std::slice::from_raw_parts_mut(self.pages[index].memory.0, self.pool.page_bytes) }
+    }
+
+    /// Page `index`, for another holder.
+    pub fn share(&self, index: usize) -> SharedPage {
+        SharedPage(Arc::clone(&self.pages[index]))
+    }
+
+    /// Takes up a shared page as page `index`, instead of the one there or after the last. There must be room for its number.
+    pub fn adopt(&mut self, index: usize, page: SharedPage) {
+        debug_assert!(Arc::ptr_eq(&page.0.pool, &self.pool) && index <= self.pages.len());
+        let pointer = page.0.memory.0;
+        if index < self.pages.len() {
+            (self.pages[index], self.pointers[index]) = (page.0, pointer);
+        } else {
+            self.pages.push(page.0);
+            self.pointers.push(pointer);
+        }
+    }
+
+    /// Bytes of pages that this list alone holds, and of those it shares.
+    pub fn shares(&self) -> (u64, u64) {
+        let own = self.pages.iter().filter(|page| Arc::strong_count(page) == 1).count();
+        ((own * self.pool.page_bytes) as u64, ((self.pages.len() - own) * self.pool.page_bytes) as u64)
     }
 
     /// First bytes of the pages, in order.

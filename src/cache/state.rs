@@ -6,8 +6,9 @@
 #![allow(unsafe_code)] // states are handed to operations as raw pointers; see `SequenceState::pointers`
 
 use crate::backend::cpu::arena::Buffer;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, reserve};
 use crate::ops::{SlotSpec, StatePointers};
+use crate::runtime::Class;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -77,8 +78,15 @@ impl StatePool {
 
     /// The state before any token: zeros.
     pub fn zero(self: &Arc<Self>) -> Result<Arc<State>> {
-        let memory = Buffer::new(self.layout.floats() * 4, "a recurrent state")?;
+        let memory = Buffer::of(Class::Cache, self.layout.floats() * 4, "a recurrent state")?;
         Ok(Arc::new(State { memory: Some(memory), pool: Arc::clone(self) }))
+    }
+
+    /// Gives up states that nobody uses.
+    pub fn trim(&self) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.clear();
+        free.shrink_to_fit();
     }
 
     /// A state with the given floats, as many as the layout has.
@@ -94,7 +102,7 @@ impl StatePool {
         let used = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let memory = match used {
             Some(memory) => memory,
-            None => Buffer::new(self.layout.floats() * 4, "a recurrent state")?,
+            None => Buffer::of(Class::Cache, self.layout.floats() * 4, "a recurrent state")?,
         };
         Ok(Arc::new(State { memory: Some(memory), pool: Arc::clone(self) }))
     }
@@ -112,7 +120,7 @@ impl Drop for State {
         if let Some(memory) = self.memory.take() {
             let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
             // Without room for one more, the memory goes back to the system instead.
-            if free.len() < KEPT && free.try_reserve(1).is_ok() {
+            if free.len() < KEPT && reserve(&mut free, 1, "a list of states").is_ok() {
                 free.push(memory);
             }
         }
@@ -126,6 +134,11 @@ impl State {
     /// All floats.
     pub fn floats(&self) -> &[f32] {
         &self.memory().as_slice_of::<f32>()[..self.pool.layout.floats()]
+    }
+
+    /// Bytes of memory.
+    pub fn bytes(&self) -> usize {
+        self.pool.layout.floats() * 4
     }
 
     /// The row of logits.
@@ -230,6 +243,23 @@ impl SequenceState {
         if self.spare.is_none() {
             self.spare = Some(old);
         }
+    }
+
+    /// Makes [`SequenceState::undo`] go back to `state`, the one after `len` tokens.
+    pub fn undo_to(&mut self, state: Arc<State>, len: usize) {
+        self.spare = Some(state);
+        self.before = Some(len);
+    }
+
+    /// The states it holds besides the one before any token, each once: the state and how often it is held here.
+    pub fn held<'a>(&'a self, marks: impl Iterator<Item = &'a Arc<State>> + Clone) -> impl Iterator<Item = (&'a Arc<State>, usize)> {
+        let all = [&self.committed].into_iter().chain(&self.spare).chain(marks);
+        let others = all.clone().filter(|state| !Arc::ptr_eq(state, &self.zero));
+        others.enumerate().filter_map(move |(index, state)| {
+            let same = all.clone().filter(|other| !Arc::ptr_eq(other, &self.zero)).enumerate().filter(|(_, o)| Arc::ptr_eq(o, state));
+            let (first, count) = same.fold((usize::MAX, 0), |(first, count), (i, _)| (first.min(i), count + 1));
+            (first == index).then_some((state, count))
+        })
     }
 
     /// Back to before any token.

@@ -12,8 +12,8 @@ use crate::backend::cpu::arena::Buffer;
 use crate::backend::cpu::pause::{Control, Pause};
 use crate::backend::cpu::pool::{Pool, Worker};
 use crate::backend::cpu::simd::{self, Table};
-use crate::error::{Error, Kind, Result};
-use crate::ops::{Batch, Frame, Op, Port, Turn, Value, Weight};
+use crate::error::Result;
+use crate::ops::{Batch, Frame, Op, Port, Scratch, Turn, Value, Weight, exchange};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -63,7 +63,7 @@ impl Progress {
     /// Has a place for each of `workers`.
     fn fit(&mut self, workers: usize) -> Result<()> {
         if self.at.len() < workers {
-            self.at.try_reserve(workers).map_err(|_| Error::new(Kind::OutOfMemory, "the places of workers"))?;
+            crate::error::reserve(&mut self.at, workers, "the places of workers")?;
             self.at.resize_with(workers, AtomicUsize::default);
         }
         Ok(())
@@ -71,22 +71,28 @@ impl Progress {
 }
 
 /// The memory programs run in; large enough for any program it is used with.
-pub struct Workspace(Buffer);
+pub struct Workspace {
+    memory: Buffer,
+    /// Buffers of the thread that calls, kept here between its runs.
+    scratch: Scratch,
+}
 
 impl Workspace {
-    /// `bytes` of zeroed memory.
+    /// `bytes` of zeroed memory, all of it there, so that no step waits for it.
     pub fn new(bytes: usize) -> Result<Workspace> {
-        Ok(Workspace(Buffer::new(bytes.max(64), "workspace")?))
+        let mut memory = Buffer::new(bytes.max(64), "workspace")?;
+        memory.touch();
+        Ok(Workspace { memory, scratch: Scratch::default() })
     }
 
     /// Its size.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.memory.len()
     }
 
     /// Whether it holds nothing.
     pub fn is_empty(&self) -> bool {
-        self.0.len() == 0
+        self.memory.len() == 0
     }
 }
 
@@ -108,6 +114,12 @@ impl Program {
     /// Bytes of workspace it needs.
     pub fn workspace_bytes(&self) -> usize {
         self.layout.bytes
+    }
+
+    /// About the bytes that the program itself takes.
+    pub fn table_bytes(&self) -> usize {
+        let lists: usize = self.instructions.iter().map(|i| size_of_val(i) + size_of::<usize>() * i.after.capacity() + OP).sum();
+        lists + size_of_val(&self.layout.slots[..])
     }
 
     /// Most rows of a batch.
@@ -136,7 +148,7 @@ impl Program {
             batch.tokens.len() <= self.layout.max_rows && batch.segments.len() <= self.layout.max_sequences,
             "the scheduler slices batches"
         );
-        Frame { base: workspace.0.as_ptr(), slots: &self.layout.slots, batch, weights, simd, _workspace: PhantomData }
+        Frame { base: workspace.memory.as_ptr(), slots: &self.layout.slots, batch, weights, simd, _workspace: PhantomData }
     }
 
     /// Runs on the pool, from where `progress` stands. A run that leaves off can be continued with the same batch and the
@@ -151,8 +163,9 @@ impl Program {
         progress: &mut Progress,
         control: Control<'_>,
     ) -> Result<Outcome> {
-        let frame = self.frame(workspace, batch, weights, simd::table());
         progress.fit(pool.count())?;
+        let mut scratch = std::mem::take(&mut workspace.scratch);
+        let frame = self.frame(workspace, batch, weights, simd::table());
         let (pause, opened) = (Pause::new(control), AtomicUsize::new(progress.open));
         let fresh = !progress.begun;
         let job = |worker: &Worker<'_>| {
@@ -202,7 +215,11 @@ impl Program {
             }
             job(worker);
         };
-        match pool.run_unless(&|| pause.due(), &begin) {
+        exchange(&mut scratch);
+        let ran = pool.run_unless(&|| pause.due(), &begin);
+        exchange(&mut scratch);
+        workspace.scratch = scratch;
+        match ran {
             Ok(true) => {}
             Ok(false) => return Ok(Outcome::Suspended),
             Err(e) => {
@@ -232,7 +249,7 @@ impl Program {
         let frame = self.frame(workspace, batch, &[], simd::table());
         let (rows, width) = (frame.rows(value), frame.slot(value).width);
         out.clear();
-        out.try_reserve(rows * width).map_err(|_| Error::new(Kind::OutOfMemory, "a copy of a value"))?;
+        crate::error::reserve(out, rows * width, "a copy of a value")?;
         for row in 0..rows {
             out.extend_from_slice(frame.row(value, row));
         }
@@ -245,6 +262,9 @@ impl Program {
         out.copy_from_slice(frame.row(self.output, row));
     }
 }
+
+/// About the size of an operation.
+const OP: usize = 160;
 
 /// For each node, the earlier nodes that touch the same bytes or state with at least one write, latest first.
 fn conflicts(circuit: &mut Circuit, layout: &Layout) -> Vec<Vec<usize>> {

@@ -6,6 +6,8 @@
 use super::{Sequence, forward};
 use crate::ensure;
 use crate::error::{Error, Kind, Result, vec_with_capacity};
+use crate::sampling;
+use std::cmp::Ordering;
 
 /// How to search.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,7 +65,10 @@ pub fn beam(start: &Sequence, options: &BeamOptions) -> Result<Vec<Hypothesis>> 
         return Err(Error::new(Kind::ContextFull, text).sizes(max_tokens as u64, room as u64));
     }
     start.logits()?;
-    let mut live = vec![Beam { sequence: start.fork()?, tokens: Vec::new(), sum: 0.0 }];
+    let mut sequence = start.fork()?;
+    // Beams come by the dozen, and nobody will ask for most of them again.
+    sequence.forget_when_freed();
+    let mut live = vec![Beam { sequence, tokens: Vec::new(), sum: 0.0 }];
     let mut done: Vec<Hypothesis> = Vec::new();
     for length in 1..=max_tokens {
         let chosen = step(start, options, &live, length, &mut done)?;
@@ -133,18 +138,16 @@ fn step(start: &Sequence, options: &BeamOptions, live: &[Beam], length: usize, d
 /// The `count` likeliest next tokens of a beam; ties go to the lower id.
 fn best(beam: &Beam, parent: usize, count: usize, out: &mut Vec<Candidate>) -> Result<()> {
     let row = beam.sequence.logits()?;
-    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = row.iter().map(|v| f64::from(v - most).exp()).sum();
-    ensure!(total.is_finite() && total > 0.0, InvalidState, "the row of logits has no probabilities");
-    let normaliser = f64::from(most) + total.ln();
+    let normaliser = sampling::log_sum(row).map_err(|e| beam.sequence.located(e))?;
     let mut order = vec_with_capacity(row.len(), "the order of a row")?;
     order.extend(0..row.len() as u32);
-    let before = |a: &u32, b: &u32| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b));
+    // No total order: minus zero ties with zero.
+    let before = |a: &u32, b: &u32| row[*b as usize].partial_cmp(&row[*a as usize]).unwrap_or(Ordering::Equal).then(a.cmp(b));
     if count < order.len() {
         order.select_nth_unstable_by(count, before);
         order.truncate(count);
     }
-    out.try_reserve(order.len()).map_err(|_| Error::new(Kind::OutOfMemory, "the list of candidates"))?;
+    crate::error::reserve(out, order.len(), "the list of candidates")?;
     out.extend(order.iter().map(|&i| Candidate { sum: beam.sum + f64::from(row[i as usize]) - normaliser, parent, token: i as i32 }));
     Ok(())
 }

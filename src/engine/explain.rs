@@ -67,6 +67,8 @@ impl Engine {
         let program = circuit::Program::new(circuit, slice, slice, &values)?;
         let mut workspace = Workspace::new(program.workspace_bytes())?;
         let mut sequence = Sequence::new(self, &SequenceOptions::default())?;
+        // Other bodies may give other bits, which no sequence may take up.
+        sequence.forget_when_freed();
         if self.has_encoder() || !source.is_empty() {
             sequence.encode(source)?;
         }

@@ -1,6 +1,7 @@
 //! Running tokens through the model: prompts in slices, one token for each of many sequences together.
 
 use super::cancel::Canceller;
+use super::counters::Counters;
 use super::load::Engine;
 use super::runner::{Runner, Shape, Work};
 use super::sequence::Sequence;
@@ -11,6 +12,7 @@ use crate::ensure;
 use crate::error::{Error, Kind, Result};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
+use std::time::Instant;
 
 /// Appends one token to each sequence and computes their rows together. On error all sequences are as before.
 pub fn forward(sequences: &mut [&mut Sequence], tokens: &[i32]) -> Result<()> {
@@ -23,23 +25,39 @@ pub fn forward(sequences: &mut [&mut Sequence], tokens: &[i32]) -> Result<()> {
         );
     }
     let mut parts: Vec<(&mut Sequence, &[i32])> = sequences.iter_mut().map(|s| &mut **s).zip(tokens.chunks(1)).collect();
-    append(&engine, &mut parts)
+    let cancels: Vec<(Arc<Canceller>, u64)> = parts.iter().map(|(s, _)| (Arc::clone(s.canceller()), s.canceller().count())).collect();
+    append_unless(&engine, &mut parts, true, &|| cancels.iter().any(|(canceller, count)| canceller.count() != *count))
 }
 
-/// Appends tokens to sequences of one engine; all or nothing.
-pub(super) fn append(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])]) -> Result<()> {
+/// Appends tokens, chosen or read, to sequences of one engine, unless that is cancelled; all or nothing.
+pub(super) fn append_unless(
+    engine: &Engine,
+    parts: &mut [(&mut Sequence, &[i32])],
+    chosen: bool,
+    cancelled: &dyn Fn() -> bool,
+) -> Result<()> {
     for (sequence, tokens) in parts.iter() {
         check(engine, sequence, tokens, 0)?;
     }
-    let before: Vec<usize> = parts.iter().map(|(s, _)| s.len()).collect();
-    let cancels: Vec<(Arc<Canceller>, u64)> = parts.iter().map(|(s, _)| (Arc::clone(s.canceller()), s.canceller().count())).collect();
-    let done = run(engine, parts, &|| cancels.iter().any(|(canceller, count)| canceller.count() != *count));
-    for ((sequence, _), before) in parts.iter_mut().zip(before) {
-        match done {
-            Ok(()) if sequence.len() > before => sequence.state.commit(Some(before)),
+    let started = Instant::now();
+    // Until the state is known to be sound again, nobody may share it.
+    let before: Vec<(usize, usize, Counters)> = parts.iter_mut().map(|(s, _)| (s.len(), s.set_exact(0), s.counters)).collect();
+    let done = run(engine, parts, cancelled);
+    let spent = started.elapsed();
+    for ((sequence, tokens), (before, exact, counters)) in parts.iter_mut().zip(before) {
+        match &done {
+            Ok(()) if sequence.len() > before => {
+                sequence.state.commit(Some(before));
+                sequence.counters.note(tokens.len(), chosen, spent);
+            }
             Ok(()) => {}
-            Err(_) => sequence.drop_to(before),
+            Err(e) => {
+                sequence.drop_to(before);
+                let cancelled = counters.cancelled + u64::from(e.kind() == Kind::Cancelled);
+                sequence.counters = Counters { cancelled, ..counters };
+            }
         }
+        sequence.set_exact(exact);
     }
     done
 }
@@ -151,6 +169,7 @@ fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])], cancelled: &dyn F
                 let (sequence, tokens) = &mut group[index];
                 let piece = &tokens[done[index]..done[index] + count];
                 sequence.tokens.extend_from_slice(piece);
+                sequence.counters.passes += 1;
                 done[index] += count;
                 if done[index] == tokens.len() {
                     runner.logits(row, sequence.state.next_logits());

@@ -23,7 +23,7 @@ pub struct Chooser {
     /// Log-probability of the newest chosen token, before any stage.
     pub last_logprob: Option<f32>,
     /// The one before, for a step that fails.
-    before_logprob: Option<f32>,
+    pub(super) before_logprob: Option<f32>,
 }
 
 impl Chooser {
@@ -39,7 +39,10 @@ impl Chooser {
 
     /// A token for the row after the tokens of `sequence`. A call that fails changes nothing.
     pub(super) fn choose(&mut self, sequence: &Sequence) -> Result<i32> {
-        let row = sequence.logits()?;
+        self.choose_from(sequence, sequence.logits()?).map_err(|e| sequence.located(e))
+    }
+
+    fn choose_from(&mut self, sequence: &Sequence, row: &[f32]) -> Result<i32> {
         let token = match &mut self.constraint {
             Some(constraint) => {
                 let token = self.sampler.sample_under(constraint, row, sequence.tokens())?;

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::families::loader_for_config;
-use crate::weights::Checkpoint;
+use crate::weights::{Access, Input, Reading};
 use std::path::Path;
 
 /// A loaded model, in numbers a host asks for.
@@ -67,7 +67,12 @@ pub struct Probe {
 
 /// Says what a path holds.
 pub fn probe(path: &Path) -> Result<Probe> {
-    let checkpoint = Checkpoint::open(path)?;
+    probe_from(Input::path(path, Access::Map)?)
+}
+
+/// As [`probe`], from wherever the bytes come.
+pub fn probe_from(input: Input) -> Result<Probe> {
+    let checkpoint = Reading::headers(input, false)?;
     let described = checkpoint.describe();
     let number = |key: &str| checkpoint.config().get(key).and_then(serde_json::Value::as_u64);
     Ok(Probe {

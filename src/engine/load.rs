@@ -2,12 +2,15 @@
 
 use super::cancel::Alarm;
 use super::cost::Cost;
+use super::fingerprint::Fingerprint;
 use super::info::Info;
 use super::loader::{Loader, Progress};
 use super::plan::Plan;
+use super::prefix::Prefixes;
 use super::prepare::Prepared;
 use super::runner::Runner;
 use super::scheduler::Stepper;
+use super::shift::Keys;
 use crate::backend::cpu::pool::{Pool, lock_unless};
 use crate::cache::{PagePool, State, StatePool};
 use crate::error::{Error, Kind, Result};
@@ -37,6 +40,10 @@ pub struct Engine {
     pub(super) pools: Vec<Arc<PagePool>>,
     pub(super) states: Arc<StatePool>,
     pub(super) zero: Arc<State>,
+    pub(super) prefixes: Prefixes,
+    pub(super) fingerprint: OnceLock<Fingerprint>,
+    /// How keys move, or why they do not; found out when first asked for.
+    pub(super) keys: OnceLock<Result<Vec<Keys>>>,
     pub(super) tokenizer: Result<Arc<Tokenizer>>,
     pub(super) template: Result<ChatTemplate>,
     /// The tokens for grammars, made when the first grammar is.
@@ -50,7 +57,11 @@ pub fn load(path: &Path, options: &LoadOptions, progress: Option<&mut dyn FnMut(
 }
 
 /// As [`load`], from wherever the bytes come.
-pub fn load_from(input: Input, options: &LoadOptions, mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>) -> Result<Arc<Engine>> {
+pub fn load_from(
+    input: Input,
+    options: &LoadOptions,
+    mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>,
+) -> Result<Arc<Engine>> {
     let mut loader = Loader::new(input, options);
     loop {
         let engine = loader.step(SLICE)?;
@@ -108,6 +119,12 @@ impl Engine {
     /// Bytes of key/value pages that sequences have taken so far.
     pub fn cache_bytes(&self) -> u64 {
         self.pools.iter().map(|pool| pool.bytes() as u64).sum()
+    }
+
+    /// Gives back memory that no sequence needs now.
+    pub fn trim(&self) {
+        self.pools.iter().for_each(|pool| pool.trim());
+        self.states.trim();
     }
 
     /// Bytes of weights one decode step reads: matrices, but not tables of which a row is looked up.

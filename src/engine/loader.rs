@@ -6,24 +6,28 @@
 use super::cost::Cost;
 use super::info::Info;
 use super::load::Engine;
-use super::making::Making;
+use super::making::{Making, Room};
 use super::pack::{self, Supply};
 use super::plan::Plan;
+use super::prefix::Prefixes;
 use super::preflight;
 use super::prepare::Prepared;
 use super::runner::{Runner, Shape};
 use super::scheduler::Stepper;
 use super::synthetic::Random;
 use super::vocabulary;
+use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pool::{Pool, available_threads};
 use crate::backend::cpu::simd;
-use crate::bail;
 use crate::cache::{PagePool, StateLayout, StatePool};
-use crate::error::{Result, vec_with_capacity};
+use crate::circuit::Program;
+use crate::error::{Kind, Result, ensure_memory, reserve, vec_with_capacity};
 use crate::ops::{ExpertCache, Weight};
 use crate::options::{Compute, LoadOptions};
+use crate::runtime::{self, Class, Level};
 use crate::text::Tokenizer;
 use crate::weights::{Checkpoint, Input, Reading, Role, Source, WeightSpec};
+use crate::{bail, ensure};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// How far a load is.
@@ -50,12 +54,16 @@ enum Stage {
     Reading(Box<Reading>),
     Headers(Box<Checkpoint>),
     Pool(Box<Prepared>),
-    Weights(Box<Weights>),
+    /// Before the weights, so that what it only needs for a while is not added to them.
     Vocabulary(Box<Weights>),
-    Programs(Box<Weights>, Box<(Result<Arc<Tokenizer>>, Vec<i32>)>),
+    Weights(Box<Weights>, Box<Words>),
+    Programs(Box<Weights>, Box<Words>),
     /// Done or failed.
     Ended,
 }
+
+/// The tokenizer, or why there is none, and tokens that end a generation.
+type Words = (Result<Arc<Tokenizer>>, Vec<i32>);
 
 /// What is there while weights are made.
 struct Weights {
@@ -64,7 +72,11 @@ struct Weights {
     pool: Pool,
     supply: Supply,
     experts: Arc<ExpertCache>,
+    /// All matrices.
+    region: Arc<Region>,
     weights: Vec<Weight>,
+    /// Of blocking calls, then of steps.
+    programs: Vec<(Shape, Program)>,
     /// Bytes of finished weights.
     done: u64,
     making: Making,
@@ -86,6 +98,13 @@ impl Loader {
     /// Does about `most` bytes of work, or one piece that is not counted in bytes. The engine, when that was the last one.
     /// After an error, and after the engine, only dropping is left.
     pub fn step(&mut self, most: usize) -> Result<Option<Arc<Engine>>> {
+        let made = self.advance(most)?;
+        // What was made with the last memory there is must not stay.
+        ensure_memory("the load").inspect_err(|_| self.stage = Stage::Ended)?;
+        Ok(made)
+    }
+
+    fn advance(&mut self, most: usize) -> Result<Option<Arc<Engine>>> {
         self.stage = match std::mem::replace(&mut self.stage, Stage::Ended) {
             Stage::Reading(mut reading) => {
                 let all = reading.step(most)?;
@@ -98,26 +117,41 @@ impl Loader {
             Stage::Headers(checkpoint) => {
                 let prepared = Prepared::of(*checkpoint, &self.options)?;
                 self.progress = Progress { done_bytes: 0, total_bytes: 0, phase: "weights" };
+                runtime::note(Level::Info, 0, || format!("load: a model of type {}", prepared.model_type));
                 Stage::Pool(Box::new(prepared))
             }
             Stage::Pool(prepared) => {
                 let weights = Weights::new(*prepared, &self.options)?;
                 self.progress.total_bytes = weights.plan.weights;
-                Stage::Weights(Box::new(weights))
-            }
-            Stage::Weights(mut weights) => {
-                let all = weights.step(most)?;
-                self.progress.done_bytes = (weights.done + weights.making.bytes()).min(weights.plan.weights);
-                if all { Stage::Vocabulary(weights) } else { Stage::Weights(weights) }
+                runtime::note(Level::Info, 0, || format!("load: weights, {} bytes", weights.plan.weights));
+                Stage::Vocabulary(Box::new(weights))
             }
             Stage::Vocabulary(weights) => {
-                let vocabulary = vocabulary::open(&weights.prepared.checkpoint);
-                Stage::Programs(weights, Box::new(vocabulary))
+                let words = vocabulary::open(&weights.prepared.checkpoint);
+                if let Err(e) = &words.0 {
+                    ensure!(e.kind() != Kind::OutOfMemory, OutOfMemory, "{e}");
+                    runtime::note(Level::Warning, 0, || format!("load: no text, only token ids: {e}"));
+                }
+                Stage::Weights(weights, Box::new(words))
+            }
+            Stage::Weights(mut weights, words) => {
+                let all = weights.step(most)?;
+                self.progress.done_bytes = (weights.done + weights.making.bytes()).min(weights.plan.weights);
+                if all { Stage::Programs(weights, words) } else { Stage::Weights(weights, words) }
+            }
+            Stage::Programs(mut weights, vocabulary) if weights.programs.len() < Shape::ALL.len() + Shape::STEPS.len() => {
+                let Weights { prepared, programs, .. } = &mut *weights;
+                let shape = Shape::ALL.iter().chain(&Shape::STEPS).nth(programs.len()).copied().unwrap_or(Shape::ALL[0]);
+                let program = prepared.program(shape, false, &[])?.0;
+                reserve(programs, 1, "the list of programs")?;
+                programs.push((shape, program));
+                Stage::Programs(weights, vocabulary)
             }
             Stage::Programs(weights, vocabulary) => {
                 let (done_bytes, total_bytes) = (weights.plan.weights, weights.plan.weights);
                 let engine = weights.finish(vocabulary.0, vocabulary.1)?;
                 self.progress = Progress { done_bytes, total_bytes, phase: "done" };
+                runtime::note(Level::Info, 0, || "load: done");
                 return Ok(Some(engine));
             }
             Stage::Ended => bail!(InvalidState, "the load has ended"),
@@ -138,7 +172,8 @@ impl Weights {
         };
         let weights = vec_with_capacity(prepared.declarations.weights.len(), "the list of weights")?;
         let experts = Arc::new(ExpertCache::new(prepared.expert_budget.unwrap_or(0)));
-        Ok(Weights { prepared, plan, pool, supply, experts, weights, done: 0, making: Making::default() })
+        let region = Region::new(Class::Weights, prepared.region_bytes()?, "packed weights")?;
+        Ok(Weights { prepared, plan, pool, supply, experts, region, weights, programs: Vec::new(), done: 0, making: Making::default() })
     }
 
     /// Makes about `most` bytes more of one weight. Whether all weights are there.
@@ -148,7 +183,9 @@ impl Weights {
         let layouts = &prepared.layouts[index];
         if prepared.pages(spec)? {
             self.weights.push(pack::paged(&prepared.checkpoint, spec, layouts, &self.experts)?);
-        } else if let Some(weight) = self.making.step(&self.supply, spec, layouts, &self.pool, most)? {
+        } else if let Some(weight) =
+            self.making.step(&self.supply, spec, layouts, &Room { pool: &self.pool, region: &self.region }, most)?
+        {
             self.making = Making::default();
             self.done += weight.bytes() as u64;
             self.weights.push(weight);
@@ -160,18 +197,22 @@ impl Weights {
     }
 
     fn finish(self: Box<Self>, tokenizer: Result<Arc<Tokenizer>>, end_tokens: Vec<i32>) -> Result<Arc<Engine>> {
-        let Weights { prepared, plan, pool, weights, .. } = *self;
+        let Weights { prepared, plan, pool, weights, mut programs, .. } = *self;
         let dims = prepared.model.dims();
         let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, dims.vocab)?);
         let zero = states.zero()?;
         let encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
-        let runner = Mutex::new(Runner::new(&prepared, &Shape::ALL, encoder, states.layout().slots())?);
-        let stepper = Mutex::new(Stepper::new(Runner::new(&prepared, &Shape::STEPS, None, states.layout().slots())?));
+        let steps = programs.split_off(Shape::ALL.len());
+        let runner = Mutex::new(Runner::new(programs, [encoder, prepared.hidden_program()?], states.layout().slots())?);
+        let stepper = Mutex::new(Stepper::new(Runner::new(steps, [None, None], states.layout().slots())?));
         let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
         let template = match &tokenizer {
             Ok(tokenizer) => vocabulary::template(tokenizer),
             Err(e) => Err(e.clone()),
         };
+        if let Err(e) = &template {
+            ensure!(e.kind() != Kind::OutOfMemory, OutOfMemory, "{e}");
+        }
         let real = prepared.declarations.weights.iter().filter(|w| !matches!(w.source, Source::Constant(_)));
         let info = Info {
             model_type: prepared.model_type.clone(),
@@ -195,6 +236,7 @@ impl Weights {
             end_tokens,
             drafts: prepared.drafts.clone(),
         };
+        let prefixes = Prefixes::new(prepared.options.prefix_bytes, !prepared.declarations.slots.is_empty());
         Ok(Arc::new(Engine {
             prepared,
             info,
@@ -208,6 +250,9 @@ impl Weights {
             pools,
             states,
             zero,
+            prefixes,
+            fingerprint: OnceLock::new(),
+            keys: OnceLock::new(),
             tokenizer,
             template,
             grammar_vocabulary: OnceLock::new(),

@@ -2,11 +2,19 @@
 //! time, so that a load can stop between slices.
 
 use super::pack::{self, Packing, Supply};
+use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pack::{Layout, Packed};
 use crate::backend::cpu::pool::Pool;
 use crate::error::{Result, vec_with_capacity};
 use crate::ops::{Matrix, Weight};
 use crate::weights::{Part, Role, Source, WeightSpec};
+use std::sync::Arc;
+
+/// Who makes weights, and where they go.
+pub(super) struct Room<'a> {
+    pub pool: &'a Pool,
+    pub region: &'a Arc<Region>,
+}
 
 /// How far a weight is.
 #[derive(Default)]
@@ -30,7 +38,7 @@ impl Making {
     }
 
     /// Makes about `most` more bytes, at least one panel. The weight, once it is whole.
-    pub fn step(&mut self, supply: &Supply, spec: &WeightSpec, layouts: &[Layout], pool: &Pool, most: usize) -> Result<Option<Weight>> {
+    pub fn step(&mut self, supply: &Supply, spec: &WeightSpec, layouts: &[Layout], room: &Room<'_>, most: usize) -> Result<Option<Weight>> {
         let parts = match (&spec.source, spec.role) {
             (Source::Tensors(parts), Role::Matrix | Role::Experts) => parts,
             (Source::Experts(experts), _) => match experts.get(self.experts.len()) {
@@ -40,7 +48,7 @@ impl Making {
             _ => return pack::read(supply, spec).map(Some),
         };
         if let (Some(part), Some(layout)) = (parts.get(self.parts.len()), layouts.get(self.count)) {
-            self.part(supply, part, spec.cols, *layout, pool, most).map_err(|e| e.context(&part.tensor))?;
+            self.part(supply, part, spec.cols, *layout, room, most).map_err(|e| e.context(&part.tensor))?;
         }
         if self.parts.len() < parts.len() && self.count < layouts.len() {
             return Ok(None);
@@ -54,13 +62,13 @@ impl Making {
         Ok((self.experts.len() == experts.len()).then(|| Weight::Experts(std::mem::take(&mut self.experts))))
     }
 
-    fn part(&mut self, supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool, most: usize) -> Result<()> {
+    fn part(&mut self, supply: &Supply, part: &Part, cols: usize, layout: Layout, room: &Room<'_>, most: usize) -> Result<()> {
         if self.current.is_none() {
-            self.current = Some(Packing::new(supply, part, cols, layout, pool)?);
+            self.current = Some(Packing::new(supply, part, cols, layout, room.pool, room.region)?);
         }
         let Some(packing) = &mut self.current else { return Ok(()) };
         if !packing.is_done() {
-            packing.step(supply, most, pool)?;
+            packing.step(supply, most, room.pool)?;
         }
         if packing.is_done()
             && let Some(packing) = self.current.take()

@@ -2,6 +2,7 @@
 
 use super::prepare::layout_for;
 use super::synthetic::Random;
+use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pack::{CodeRow, LANES, Layout, Packed};
 use crate::backend::cpu::pool::Pool;
 use crate::error::{Error, Kind, Result, vec_filled};
@@ -139,9 +140,9 @@ pub(super) struct Packing {
 }
 
 impl Packing {
-    /// Finds the tensor and makes room.
-    pub fn new(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool) -> Result<Packing> {
-        let packed = Packed::new(layout, part.rows, cols)?;
+    /// Finds the tensor and makes room, in `region` where that has some left.
+    pub fn new(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool, region: &Arc<Region>) -> Result<Packing> {
+        let packed = Packed::new_in(layout, part.rows, cols, Some(region))?;
         let tensor = match supply {
             Supply::Checkpoint(checkpoint) => Some(find(checkpoint, &part.tensor)?),
             Supply::Random(_) => None,
@@ -301,7 +302,7 @@ struct Scratch {
 /// Resizes a buffer that is used again.
 fn sized<T: Clone + Default>(v: &mut Vec<T>, n: usize) -> Result<&mut [T]> {
     let more = n.saturating_sub(v.len());
-    v.try_reserve(more).map_err(|_| Error::new(Kind::OutOfMemory, "a buffer for packing weights"))?;
+    crate::error::reserve(v, more, "a buffer for packing weights")?;
     v.resize(n, T::default());
     Ok(v)
 }
@@ -499,6 +500,7 @@ fn fill_values(dtype: DType, layout: Layout, cols: usize, rows: usize, panel: &m
 
 #[cfg(test)]
 mod tests {
+    use super::super::making::{Making, Room};
     use super::*;
     use crate::weights::Declarations;
 
@@ -530,10 +532,11 @@ mod tests {
         let read = |id: crate::ops::WeightId| {
             let spec = &d.weights[id.0 as usize];
             let layouts = vec![Layout::F32; spec.parts().count()];
-            let mut making = super::super::making::Making::default();
+            let mut making = Making::default();
+            let region = Region::new(crate::runtime::Class::Other, 0, "test").unwrap();
             loop {
                 // One panel at a time.
-                if let Some(weight) = making.step(&supply, spec, &layouts, &pool, 1).unwrap() {
+                if let Some(weight) = making.step(&supply, spec, &layouts, &Room { pool: &pool, region: &region }, 1).unwrap() {
                     return weight;
                 }
             }

@@ -3,6 +3,7 @@
 use super::prepare::Prepared;
 use crate::error::Result;
 use crate::options::LoadOptions;
+use crate::weights::{Access, Input, Reading};
 use std::path::Path;
 
 /// Bytes of host memory by class. Mapped files do not count.
@@ -16,18 +17,25 @@ pub struct Plan {
     pub state: u64,
     /// Workspace of the largest step.
     pub scratch: u64,
-    /// Rows of logits.
+    /// Rows of logits, tokenizer, tables.
     pub other: u64,
+    /// Files that were read into memory, or copied.
+    pub source: u64,
 }
 
 impl Plan {
     /// Sum of the classes.
     pub fn total(&self) -> u64 {
-        [self.kv, self.state, self.scratch, self.other].into_iter().fold(self.weights, u64::saturating_add)
+        [self.kv, self.state, self.scratch, self.other, self.source].into_iter().fold(self.weights, u64::saturating_add)
     }
 }
 
 /// Plans `path` for `sequences` sequences of the context limit. Reads headers only.
 pub fn plan(path: &Path, options: &LoadOptions, sequences: usize) -> Result<Plan> {
-    Prepared::new(path, options)?.plan(sequences)
+    plan_from(Input::path(path, Access::Map)?, options, sequences)
+}
+
+/// As [`plan`], from wherever the bytes come.
+pub fn plan_from(input: Input, options: &LoadOptions, sequences: usize) -> Result<Plan> {
+    Prepared::of(Reading::headers(input, options.synthetic.is_some())?, options)?.plan(sequences)
 }

@@ -4,14 +4,16 @@ use super::plan::Plan;
 use super::preflight::{self, Class, Counts, Finding, report};
 use super::runner::Shape;
 use super::{pack, precision};
+use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pack::{Layout, Packed};
+use crate::backend::cpu::pool::available_threads;
 use crate::cache::{PagePool, StateLayout};
-use crate::circuit::{Circuit, Needs, Program, Tape, fuse, lower};
+use crate::circuit::{Circuit, Needs, Node, Program, Tape, fuse, lower};
 use crate::error::{Error, Kind, Result};
 use crate::families::loader_for_config;
 use crate::layers::{Config, RopeParameters};
 use crate::model::{Build, Model};
-use crate::ops::{KvType, Value, WeightId};
+use crate::ops::{KvType, Port, Value, WeightId};
 use crate::options::{Compute, LoadOptions, Precision};
 use crate::tensor::DType;
 use crate::weights::{Checkpoint, CodeForm, Declarations, Form, Part, Pick, Role, Source, WeightSpec, regroup};
@@ -120,6 +122,11 @@ impl Prepared {
         }
         match report(findings) {
             Some(e) => Err(e),
+            None if options.prefix_bytes > 0 && model.encoder().is_some() => Err(Error::new(
+                Kind::Unsupported,
+                "prefix_bytes: the model translates, and what it makes of a beginning depends on the source; nothing can be kept for others",
+            )
+            .named("prefix_bytes")),
             None => Ok(Prepared {
                 checkpoint: Arc::new(checkpoint),
                 model_type,
@@ -166,6 +173,26 @@ impl Prepared {
         self.encoder_circuit(false)?.map(|circuit| compiled(circuit, Shape { rows, sequences: 1 }, keep)).transpose()
     }
 
+    /// A program from tokens to the last layer's output after the final norm, for every row; none where an encoder does that.
+    pub fn hidden_program(&self) -> Result<Option<Program>> {
+        if self.model.encoder().is_some() {
+            return Ok(None);
+        }
+        let mut tape = Tape::new(&self.declarations, true);
+        let logits = self.model.record(&mut tape);
+        let mut circuit = tape.finish(logits)?;
+        circuit.output = circuit.named("hidden").ok_or_else(|| Error::new(Kind::Internal, "a model that names no value \"hidden\""))?;
+        // The output matrix and what follows it are recorded last.
+        let hidden = circuit.root(circuit.output);
+        let makes = |node: &mut Node| node.op.ports().iter().any(|(port, value)| *port == Port::Out && **value == hidden);
+        let last = circuit.nodes.iter_mut().position(makes);
+        circuit.nodes.truncate(last.map_or(0, |last| last + 1));
+        lower(&mut circuit, &|id| self.needs(id));
+        fuse(&mut circuit);
+        let Shape { rows, .. } = Shape::ALL[2];
+        Ok(Some(Program::new(circuit, rows, 1, &[])?))
+    }
+
     fn needs(&self, id: WeightId) -> Needs {
         let layouts = &self.layouts[id.0 as usize];
         Needs { f32: layouts.iter().any(|l| !l.is_integer()), q8: layouts.iter().any(|l| l.is_integer()) }
@@ -174,6 +201,21 @@ impl Prepared {
     /// Whether a weight's experts stay in their file.
     pub fn pages(&self, spec: &WeightSpec) -> Result<bool> {
         Ok(self.expert_budget.is_some() && pack::pageable(&self.checkpoint, spec)?)
+    }
+
+    /// Bytes of all matrices that are made at load.
+    pub fn region_bytes(&self) -> Result<usize> {
+        let mut sum = 0usize;
+        for (spec, layouts) in self.declarations.weights.iter().zip(&self.layouts) {
+            if matches!(spec.role, Role::Matrix | Role::Experts) && !self.pages(spec)? {
+                for (part, layout) in spec.parts().zip(layouts) {
+                    let bytes = Packed::bytes(*layout, part.rows, spec.cols).map(Region::room);
+                    // More than can be is refused where it is asked for.
+                    sum = sum.saturating_add(bytes.unwrap_or(usize::MAX));
+                }
+            }
+        }
+        Ok(sum)
     }
 
     /// Bytes by class, for `sequences` sequences of the longest context.
@@ -191,25 +233,75 @@ impl Prepared {
             });
         }
         let weights = weights.saturating_add(paged.min(self.expert_budget.unwrap_or(0)));
-        let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences));
+        // What is kept for later prompts is counted as if all of it were pages.
+        let set = self.declarations.kv.iter().map(|spec| spec.page_bytes()).fold(0, usize::saturating_add).max(1);
+        let kept = usize::try_from(self.options.prefix_bytes).unwrap_or(usize::MAX) / set;
+        let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences, kept));
         let kv = pools.fold(0, u64::saturating_add);
         // Blocking calls and steps each have a workspace, as large as their largest program needs.
-        let bytes = |shape: Shape| -> Result<u64> { Ok(self.program(shape, false, &[])?.0.workspace_bytes() as u64) };
-        let small = bytes(Shape::ALL[0])?.max(bytes(Shape::ALL[1])?);
+        let mut tables = 0u64;
+        let mut bytes = |shape: Shape| -> Result<u64> {
+            let program = self.program(shape, false, &[])?.0;
+            tables = tables.saturating_add(program.table_bytes() as u64);
+            Ok(program.workspace_bytes() as u64)
+        };
+        let mut most = |shapes: &[Shape]| shapes.iter().try_fold(0, |most: u64, &shape| Ok::<u64, Error>(most.max(bytes(shape)?)));
+        let (blocking, steps) = (most(&Shape::ALL)?, most(&Shape::STEPS)?);
         let encoder = self.encoder_program(self.context, &[])?.map_or(0, |(encoder, _)| encoder.workspace_bytes() as u64);
-        let scratch = bytes(Shape::ALL[2])?.max(small).max(encoder).saturating_add(bytes(Shape::STEPS[2])?.max(small));
+        let hidden = self.hidden_program()?.map_or(0, |program| program.workspace_bytes() as u64);
+        let scratch = blocking.max(encoder).max(hidden).saturating_add(steps);
         // Each sequence has a committed and a spare state, and all share the one before any token.
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
         let states = (sequences as u64).saturating_mul(2).saturating_add(1).saturating_mul(4);
+        let rows = states.saturating_mul(self.model.dims().vocab as u64);
         Ok(Plan {
             weights,
             kv,
             state: states.saturating_mul(layout.slot_floats() as u64),
             scratch,
-            other: states.saturating_mul(self.model.dims().vocab as u64),
+            other: [rows, tables, self.overhead(sequences)?].into_iter().fold(0, u64::saturating_add),
+            source: self.checkpoint.held_bytes(),
         })
     }
+
+    /// What is not made of buffers whose size is known: the tokenizer, names, lists of pages, stacks. Estimates, from
+    /// vocabularies of 512 to 262,144 tokens; tests hold them against the kernel's counters.
+    fn overhead(&self, sequences: usize) -> Result<u64> {
+        let tokenizer = match (self.checkpoint.gguf(), self.checkpoint.beside()) {
+            (Some(gguf), _) => {
+                let each = if gguf.value("tokenizer.ggml.scores").is_some() { SCORED_TOKEN } else { TOKEN };
+                gguf.strings("tokenizer.ggml.tokens")?.map_or(0, |tokens| tokens.count() as u64 * each)
+            }
+            (None, Some(files)) => match files.size("tokenizer.json") {
+                0 => 0,
+                size => (self.model.dims().vocab as u64 * TOKEN).max(size.saturating_mul(JSON_TENTHS) / 10),
+            },
+            (None, None) => 0,
+        };
+        let pages = self.declarations.kv.len() as u64 * self.context.div_ceil(crate::ops::PAGE) as u64;
+        let sequence = pages.saturating_mul(PAGE_ENTRY).saturating_add(4 * self.context as u64 + SEQUENCE);
+        let threads = if self.options.threads == 0 { available_threads() } else { self.options.threads };
+        let own = LIBRARY + threads as u64 * THREAD + self.declarations.weights.len() as u64 * NAMES;
+        Ok([tokenizer, sequence.saturating_mul(sequences as u64), own].into_iter().fold(0, u64::saturating_add))
+    }
 }
+
+/// Bytes of a token: its text, its merge, their places in tables, and what building those leaves behind.
+const TOKEN: u64 = 216;
+/// Where merges follow from scores: every pair of pieces that is one is a merge.
+const SCORED_TOKEN: u64 = 276;
+/// Tenths of a byte for each of `tokenizer.json`, which writes some vocabularies at greater length.
+const JSON_TENTHS: u64 = 58;
+/// Of a page: its count and its places in two lists.
+const PAGE_ENTRY: u64 = 72;
+/// Of a sequence besides.
+const SEQUENCE: u64 = 2048;
+/// Of a weight: its name and description.
+const NAMES: u64 = 1024;
+/// Of a thread: what it touches of its stack, and its buffers.
+const THREAD: u64 = 48 << 10;
+/// Of everything else.
+const LIBRARY: u64 = 512 << 10;
 
 /// A program for batches of `shape`, and the values of those names, which can be read after a run.
 pub(super) fn compiled(circuit: Circuit, shape: Shape, keep: &[&str]) -> Result<(Program, Vec<Value>)> {

@@ -1,7 +1,6 @@
 //! Programs of a loaded model by batch shape, and the workspace they share.
 
 use super::load::Engine;
-use super::prepare::Prepared;
 use crate::backend::cpu::pause::Control;
 use crate::circuit::{Outcome, Program, Progress, Workspace};
 use crate::error::Result;
@@ -34,6 +33,8 @@ pub(super) struct Runner {
     programs: Vec<(Shape, Program)>,
     /// Over a source, where the model reads one.
     encoder: Option<Program>,
+    /// To the last layer's output instead of logits.
+    hidden: Option<Program>,
     workspace: Workspace,
     batch: Batch,
     progress: Progress,
@@ -50,15 +51,11 @@ pub(super) struct Work<'a> {
 }
 
 impl Runner {
-    /// Programs for batches of `shapes`, smallest first. `slots` says where each recurrent slot lies in a sequence's state.
-    pub fn new(prepared: &Prepared, shapes: &[Shape], encoder: Option<Program>, slots: &Arc<[Range<usize>]>) -> Result<Runner> {
-        let mut programs = Vec::with_capacity(shapes.len());
-        for &shape in shapes {
-            programs.push((shape, prepared.program(shape, false, &[])?.0));
-        }
-        let bytes = programs.iter().map(|(_, p)| p).chain(&encoder).map(Program::workspace_bytes).max().unwrap_or(0);
+    /// Runs these programs, smallest first. `slots` says where each recurrent slot lies in a sequence's state.
+    pub fn new(programs: Vec<(Shape, Program)>, [encoder, hidden]: [Option<Program>; 2], slots: &Arc<[Range<usize>]>) -> Result<Runner> {
+        let bytes = programs.iter().map(|(_, p)| p).chain(&encoder).chain(&hidden).map(Program::workspace_bytes).max().unwrap_or(0);
         let batch = Batch { slots: Arc::clone(slots), ..Batch::default() };
-        Ok(Runner { programs, encoder, workspace: Workspace::new(bytes)?, batch, progress: Progress::default() })
+        Ok(Runner { programs, encoder, hidden, workspace: Workspace::new(bytes)?, batch, progress: Progress::default() })
     }
 
     /// Begins a batch; one that was under way is forgotten.
@@ -80,6 +77,25 @@ impl Runner {
         let Some(encoder) = &self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
         fill(&mut self.batch, std::slice::from_ref(work));
         encoder.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
+    }
+
+    /// As [`Runner::run`], to the last layer's output for every row; read with [`Runner::hidden`].
+    pub fn embed(&mut self, work: &Work<'_>, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
+        let Some(hidden) = &self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
+        fill(&mut self.batch, std::slice::from_ref(work));
+        hidden.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
+    }
+
+    /// The rows that [`Runner::embed`] computed.
+    pub fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        let Some(hidden) = &self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
+        hidden.read(&mut self.workspace, &self.batch, hidden.output(), out)
+    }
+
+    /// The rows that [`Runner::encode`] computed.
+    pub fn encoded(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        let Some(encoder) = &self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
+        encoder.read(&mut self.workspace, &self.batch, encoder.output(), out)
     }
 
     /// Copies the logits of the last batch's sequence `index`.

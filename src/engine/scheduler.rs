@@ -15,6 +15,7 @@ use crate::backend::cpu::pause::Control;
 use crate::circuit::Outcome;
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
+use crate::sampling::in_hook;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -79,6 +80,8 @@ struct Part {
     index: usize,
     stamp: u64,
     count: usize,
+    /// Tokens before them that are not computed: their pages are borrowed from the prefix tree.
+    borrowed: usize,
     /// The token was chosen, not read from the queue.
     produced: bool,
 }
@@ -87,6 +90,8 @@ struct Part {
 const MOST_ROWS: usize = Shape::STEPS[2].rows;
 /// Fewer rows of a prompt than this are not worth a pass over the weights.
 const FEWEST_ROWS: usize = 8;
+/// As many, where nobody waits for a token: a slice that does not fit goes on in the next step.
+const ALONE_ROWS: usize = 32;
 
 /// Works for `budget` (`None`: to the end) on the sequences, all of one model, and writes to `out` what was done. A sequence with
 /// a queue reads it; one without produces a token, chosen by the chooser of the same index. Slices that are done stay done,
@@ -100,6 +105,7 @@ pub fn step<'b>(
     let deadline = budget.and_then(|budget| Instant::now().checked_add(budget));
     let count = sequences.len();
     ensure!(choosers.len() == count && out.len() == count, Internal, "a step over slices of different lengths");
+    ensure!(!in_hook(), InvalidState, "a sampler's hook is running on this thread, for a step that must end first");
     let Some(first) = sequences.first() else { return Ok(()) };
     let engine = Arc::clone(first.engine());
     same_engine(&engine, sequences.iter().map(|s| &**s))?;
@@ -175,7 +181,8 @@ impl Call<'_, '_> {
             part.index = self.sequences.iter().position(|s| s.state.stamp() == part.stamp)?;
             let sequence = &mut self.sequences[part.index];
             // A fork made meanwhile may share a page; the copy made here has what the slice wrote so far.
-            sequence.reserve(part.count).ok()?;
+            let from = sequence.len() + part.borrowed;
+            sequence.reserve_between(from, from + part.count).ok()?;
         }
         Some(slice)
     }
@@ -217,7 +224,7 @@ impl Call<'_, '_> {
             // The order matters: nothing may fail for good once a token is chosen.
             let token = check(self.engine, sequence, &[0], 0).and_then(|()| self.choosers[index].choose(sequence));
             match token {
-                Ok(token) => self.add(slice, index, &[token], true)?,
+                Ok(token) => self.add(slice, index, 0, &[token], true)?,
                 Err(e) => self.out[index].state = StepState::Failed(e),
             }
         }
@@ -232,19 +239,29 @@ impl Call<'_, '_> {
         };
         // Produced tokens do not wait for a prompt's slice that does not fit, unless it had to wait before; a slice that is
         // alone is at least worth its pass.
-        let fewest = if taken > 0 && !self.stepper.owed { 0 } else { FEWEST_ROWS };
+        let fewest = match taken {
+            0 => ALONE_ROWS,
+            _ if self.stepper.owed => FEWEST_ROWS,
+            _ => 0,
+        };
         let mut rows = fit.min(MOST_ROWS).saturating_sub(taken).clamp(fewest, MOST_ROWS - taken);
         for index in self.order() {
-            let sequence = &self.sequences[index];
-            let count = sequence.queued().min(rows);
-            if !self.wants(index) || count == 0 || slice.parts.len() == Shape::MOST_SEQUENCES {
+            if !self.wants(index) || rows == 0 || self.sequences[index].queued() == 0 || slice.parts.len() == Shape::MOST_SEQUENCES {
                 continue;
             }
+            let sequence = &mut self.sequences[index];
+            let (taken, borrowed) = sequence.take_queued();
+            self.out[index].read += taken;
+            if sequence.queued() == 0 {
+                self.out[index].state = StepState::Complete;
+                continue;
+            }
+            let count = (sequence.next_slice() - borrowed).min(rows);
             let mut tokens = [0; MOST_ROWS];
             let tokens = &mut tokens[..count];
-            tokens.copy_from_slice(&sequence.queue.waiting()[..count]);
-            match check(self.engine, sequence, tokens, 0) {
-                Ok(()) => self.add(slice, index, tokens, false)?,
+            tokens.copy_from_slice(&sequence.queue.waiting()[borrowed..][..count]);
+            match check(self.engine, sequence, tokens, borrowed) {
+                Ok(()) => self.add(slice, index, borrowed, tokens, false)?,
                 Err(e) => self.out[index].state = StepState::Failed(e),
             }
             rows -= count;
@@ -253,15 +270,16 @@ impl Call<'_, '_> {
     }
 
     /// Adds rows of one sequence. On error its chooser is back, those of earlier parts are not.
-    fn add(&mut self, slice: &mut Slice, index: usize, tokens: &[i32], produced: bool) -> Result<()> {
+    fn add(&mut self, slice: &mut Slice, index: usize, borrowed: usize, tokens: &[i32], produced: bool) -> Result<()> {
         let sequence = &mut self.sequences[index];
-        if let Err(e) = sequence.reserve(tokens.len()).and_then(|()| sequence.state.begin()) {
+        let from = sequence.len() + borrowed;
+        if let Err(e) = sequence.reserve_between(from, from + tokens.len()).and_then(|()| sequence.state.begin()) {
             if produced {
                 self.choosers[index].undo();
             }
             return Err(e);
         }
-        slice.parts.push(Part { index, stamp: sequence.state.stamp(), count: tokens.len(), produced });
+        slice.parts.push(Part { index, stamp: sequence.state.stamp(), count: tokens.len(), borrowed, produced });
         slice.tokens.extend_from_slice(tokens);
         Ok(())
     }
@@ -274,7 +292,7 @@ impl Call<'_, '_> {
         for part in &slice.parts {
             let sequence = &mut self.sequences[part.index];
             let (tokens, more) = rest.split_at(part.count);
-            let (position, source) = (sequence.len(), sequence.source());
+            let (position, source) = (sequence.len() + part.borrowed, sequence.source());
             work.push(Work { tokens, position, source, pages: sequence.kv(), state: sequence.state.pointers(false) });
             rest = more;
         }
@@ -341,15 +359,21 @@ impl Call<'_, '_> {
             rest = more;
             let before = sequence.len();
             self.stepper.runner.logits(row, sequence.state.next_logits());
+            if part.borrowed > 0 {
+                sequence.take_borrowed(part.borrowed);
+                out.read += part.borrowed;
+            }
             sequence.tokens.extend_from_slice(tokens);
             sequence.state.commit(Some(before));
+            sequence.counters.passes += 1;
+            sequence.counters.note(tokens.len(), part.produced, slice.spent);
             if part.produced {
                 out.token = Some(tokens[0]);
                 let ended = !self.choosers[part.index].ignore_end && self.engine.is_end(tokens[0]);
                 out.state = if ended { StepState::Ended } else { StepState::Complete };
             } else {
                 out.read += part.count;
-                sequence.queue.advance(part.count);
+                sequence.advance_queue(part.count);
                 if sequence.queued() == 0 {
                     out.state = StepState::Complete;
                 }
@@ -362,6 +386,7 @@ impl Call<'_, '_> {
         self.undo(&mut slice);
         for part in &slice.parts {
             if self.sequences[part.index].is_cancelled() {
+                self.sequences[part.index].counters.cancelled += 1;
                 self.sequences[part.index].drop_work();
                 self.out[part.index].state = StepState::Cancelled;
             }

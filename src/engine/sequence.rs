@@ -4,12 +4,13 @@
 //! [`Sequence::rollback`] within the timeline, [`Sequence::fork`] for a second one, [`super::Snapshot`] for keeping.
 
 use super::cancel::Canceller;
-use super::forward::{append, recompute};
+use super::counters::Counters;
+use super::forward::{append_unless, check, recompute};
 use super::load::Engine;
 use super::queue::Queue;
-use crate::cache::{LayerPages, SequenceState, State};
+use crate::cache::{LayerPages, SequenceState, SharedPage, State};
 use crate::error::{Error, Kind, Result, vec_with_capacity};
-use crate::ops::KvPages;
+use crate::ops::{KvPages, PAGE};
 use crate::{bail, ensure};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,6 +53,19 @@ pub struct Sequence {
     capacity: usize,
     pub(super) queue: Queue,
     canceller: Arc<Canceller>,
+    /// Leading tokens whose state follows from them alone, as a fresh run would have it: what may be shared with others.
+    exact: usize,
+    /// Whether it is put in the prefix tree when it is freed.
+    remembers: bool,
+    pub(super) counters: Counters,
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        if self.remembers {
+            self.keep_prefix();
+        }
+    }
 }
 
 impl Sequence {
@@ -82,6 +96,9 @@ impl Sequence {
             capacity,
             queue: Queue::default(),
             canceller: Canceller::new(engine.alarm()),
+            exact: usize::MAX,
+            remembers: true,
+            counters: Counters::default(),
         })
     }
 
@@ -126,23 +143,100 @@ impl Sequence {
         Ok(self.state.logits())
     }
 
-    /// Appends tokens and computes their state. On error the sequence is as before.
+    /// Whether its state follows from its tokens alone, as a fresh run would have it.
+    pub(super) fn is_exact(&self) -> bool {
+        self.tokens.len() <= self.exact
+    }
+
+    /// How many leading tokens' state follows from them alone; all for `usize::MAX`.
+    pub(super) fn exact(&self) -> usize {
+        self.exact
+    }
+
+    /// As [`Sequence::exact`] from now on; what it was.
+    pub(super) fn set_exact(&mut self, exact: usize) -> usize {
+        std::mem::replace(&mut self.exact, exact)
+    }
+
+    /// Leaves nothing in the prefix tree when it is freed.
+    pub(super) fn forget_when_freed(&mut self) {
+        self.remembers = false;
+    }
+
+    /// The states that marks hold.
+    pub(super) fn marked(&self) -> impl Iterator<Item = &Arc<State>> + Clone {
+        self.marks.iter().map(|mark| &mark.1)
+    }
+
+    /// Appends tokens and computes their state, unless the prefix tree has it. On error the sequence is as before.
     pub fn prefill(&mut self, tokens: &[i32]) -> Result<()> {
         let engine = Arc::clone(&self.engine);
-        append(&engine, &mut [(self, tokens)])
+        check(&engine, self, tokens, 0)?;
+        let (canceller, cancels) = (Arc::clone(&self.canceller), self.canceller.count());
+        let cancelled = || canceller.count() != cancels;
+        let (before, state, counters) = (self.len(), self.state.share(), self.counters);
+        let taken = self.take_prefix(tokens);
+        if taken.count == 0 && taken.stop.is_none() {
+            append_unless(&engine, &mut [(self, tokens)], false, &cancelled)?;
+        } else if let Err(e) = self.prefill_rest(&engine, &tokens[taken.count..], taken.stop, &cancelled) {
+            self.state.set(&state);
+            self.drop_to(before);
+            self.counters = Counters { cancelled: self.counters.cancelled, ..counters };
+            return Err(e);
+        } else {
+            self.state.undo_to(state, before);
+        }
+        self.keep_prompt(tokens.len());
+        Ok(())
+    }
+
+    /// Computes what the prefix tree did not have, keeping what it should have on the way.
+    fn prefill_rest(&mut self, engine: &Engine, mut tokens: &[i32], stop: Option<usize>, cancelled: &dyn Fn() -> bool) -> Result<()> {
+        if let Some((first, rest)) = stop.and_then(|stop| tokens.split_at_checked(stop - self.len())) {
+            append_unless(engine, &mut [(self, first)], false, cancelled)?;
+            self.keep_prefix();
+            tokens = rest;
+        }
+        if tokens.is_empty() { Ok(()) } else { append_unless(engine, &mut [(self, tokens)], false, cancelled) }
+    }
+
+    /// Takes up shared pages, from the one that the next position lies on; tokens have to follow.
+    pub(super) fn adopt_pages(&mut self, pages: &[SharedPage]) {
+        let (held, kinds) = (self.tokens.len(), self.pages.len());
+        for (kind, own) in self.pages.iter_mut().enumerate() {
+            // What a step that was under way has reserved.
+            own.truncate(held);
+            pages.iter().skip(kind).step_by(kinds).enumerate().for_each(|(i, page)| own.adopt(held / PAGE + i, page.clone()));
+        }
+        self.state.renew();
+    }
+
+    /// Appends tokens whose pages were taken up.
+    pub(super) fn append_taken(&mut self, tokens: &[i32]) {
+        self.tokens.extend_from_slice(tokens);
+        self.counters.reused += tokens.len() as u64;
+        self.counters.read += tokens.len() as u64;
+    }
+
+    /// Takes up the state after all tokens, of which `before` were there earlier.
+    pub(super) fn adopt_state(&mut self, state: &Arc<State>, before: usize) {
+        let earlier = self.state.share();
+        self.state.set(state);
+        self.state.undo_to(earlier, before);
     }
 
     /// A second sequence with the same tokens and state, sharing all memory until one of them writes. Marks stay behind.
     pub fn fork(&self) -> Result<Sequence> {
         let mut fork = Sequence::new(&self.engine, &SequenceOptions { context: self.capacity })?;
-        fork.take(&self.tokens, self.source, &self.pages, &self.state.share())?;
+        fork.take(&self.tokens, self.source, &self.pages, &self.state.share(), self.exact)?;
+        fork.remembers = self.remembers;
         Ok(fork)
     }
 
     /// Marks this point, to come back to it any number of times. A mark lasts until it is released or the sequence is cut
     /// to before it; meanwhile it holds one recurrent state.
     pub fn mark(&mut self) -> Result<Mark> {
-        self.marks.try_reserve(1).map_err(|_| Error::new(Kind::OutOfMemory, "a sequence's list of marks"))?;
+        crate::error::reserve(&mut self.marks, 1, "a sequence's list of marks")?;
         let mark = Mark { id: MARKS.fetch_add(1, Ordering::Relaxed), len: self.len() };
         self.marks.push((mark, self.state.share()));
         Ok(mark)
@@ -200,14 +294,15 @@ impl Sequence {
         Ok(())
     }
 
-    /// Takes up tokens and the state after them. On error the sequence is as before.
-    pub(super) fn take(&mut self, tokens: &[i32], source: usize, pages: &[LayerPages], state: &Arc<State>) -> Result<()> {
+    /// Takes up tokens and the state after them, which is a fresh run's for `exact` of them. On error the sequence is as before.
+    pub(super) fn take(&mut self, tokens: &[i32], source: usize, pages: &[LayerPages], state: &Arc<State>, exact: usize) -> Result<()> {
         ensure!(tokens.len() <= self.capacity, ContextFull, "{} tokens do not fit a sequence of {}", tokens.len(), self.capacity);
         let pages = pages.iter().map(|pages| pages.fork(self.capacity)).collect::<Result<_>>()?;
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
         self.pages = pages;
         self.source = source;
+        self.exact = exact;
         // A step that is under way may have pages past the end.
         self.own_pages().for_each(|pages| pages.truncate(tokens.len()));
         self.marks.clear();
@@ -238,8 +333,23 @@ impl Sequence {
         // A step that is under way may have written to them.
         self.state.renew();
         self.tokens.truncate(len);
+        if self.tokens.len() <= self.exact {
+            self.exact = usize::MAX;
+        }
         self.own_pages().for_each(|pages| pages.truncate(len));
         self.marks.retain(|(mark, _)| mark.len <= len);
+    }
+
+    /// Forgets `count` tokens from `from` on, whose later ones have moved already.
+    pub(super) fn drop_middle(&mut self, from: usize, count: usize) {
+        self.tokens.drain(from..from + count);
+        self.exact = self.exact.min(from);
+        self.marks.retain(|(mark, _)| mark.len <= from);
+        let len = self.tokens.len();
+        self.own_pages().for_each(|pages| pages.truncate(len));
+        // The state before the last call is another timeline's.
+        let state = self.state.share();
+        self.state.set(&state);
     }
 
     /// Makes room for `count` more tokens in every layer.

@@ -1,6 +1,7 @@
 //! A kept moment of a sequence: its tokens, keys and values, recurrent state and logits, to start any number of sequences of the
 //! same model from. It shares memory with them until somebody writes; as bytes it outlives the process.
 
+use super::fingerprint::{Fingerprint, checksum};
 use super::load::Engine;
 use super::sequence::Sequence;
 use crate::cache::{LayerPages, State};
@@ -16,6 +17,8 @@ pub struct Snapshot {
     source: usize,
     pages: Vec<LayerPages>,
     state: Arc<State>,
+    /// Leading tokens whose state is known to follow from them alone.
+    exact: usize,
 }
 
 impl Sequence {
@@ -27,18 +30,27 @@ impl Sequence {
         // A step that is under way may have pages past the end.
         let own = pages.iter_mut().zip(self.engine().of_source()).filter(|(_, of_source)| !**of_source);
         own.for_each(|(pages, _)| pages.truncate(self.len()));
-        Ok(Snapshot { engine: Arc::clone(self.engine()), tokens, source: self.source(), pages, state: self.state.share() })
+        Ok(Snapshot {
+            engine: Arc::clone(self.engine()),
+            tokens,
+            source: self.source(),
+            pages,
+            state: self.state.share(),
+            exact: self.exact(),
+        })
     }
 
     /// Becomes what the snapshot kept, bit for bit; its own tokens and marks are gone. On error it is as before.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         ensure!(Arc::ptr_eq(self.engine(), &snapshot.engine), Mismatch, "the snapshot was taken from a sequence of another loaded model");
-        self.take(&snapshot.tokens, snapshot.source, &snapshot.pages, &snapshot.state)
+        self.take(&snapshot.tokens, snapshot.source, &snapshot.pages, &snapshot.state, snapshot.exact)
     }
 }
 
-/// Opens every file of bytes; the last digit is the format's version.
-const MAGIC: &[u8; 8] = b"mtrlseq1";
+/// Opens all bytes; the format's version follows as one digit.
+const MAGIC: &[u8; 7] = b"mtrlseq";
+/// Grows with every change of what follows.
+const VERSION: u8 = b'2';
 
 impl Snapshot {
     /// The tokens.
@@ -49,15 +61,16 @@ impl Snapshot {
     /// Size of [`Snapshot::to_bytes`].
     pub fn byte_len(&self) -> usize {
         let pages: usize = self.pages.iter().map(|p| p.count() * p.page_bytes()).sum();
-        8 * 5 + 4 * (self.tokens.len() + self.state.floats().len()) + pages
+        8 * 6 + 4 * (self.tokens.len() + self.state.floats().len()) + pages
     }
 
-    /// Little-endian bytes: magic, fingerprint of the model, length of the source, tokens, recurrent state, pages of each layer, checksum.
+    /// Little-endian bytes: magic, version, fingerprint of the model, length of the source, tokens, recurrent state, pages of each layer, checksum.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let floats = self.state.floats();
         let mut out = vec_with_capacity(self.byte_len(), "a snapshot's bytes")?;
         out.extend_from_slice(MAGIC);
-        out.extend_from_slice(&fingerprint(&self.engine)?.to_le_bytes());
+        out.push(VERSION);
+        out.extend_from_slice(&self.engine.fingerprint()?.0.to_le_bytes());
         out.extend_from_slice(&(self.source as u64).to_le_bytes());
         out.extend_from_slice(&(self.tokens.len() as u64).to_le_bytes());
         self.tokens.iter().for_each(|t| out.extend_from_slice(&t.to_le_bytes()));
@@ -81,19 +94,31 @@ impl Snapshot {
             body.len()
         );
         let mut rest = Reader { bytes: body, at: MAGIC.len() };
+        let [version] = *rest.chunk()?;
         ensure!(
-            u64::from_le_bytes(*rest.chunk()?) == fingerprint(engine)?,
+            version == VERSION,
+            VersionMismatch,
+            "snapshot: written in format {:?}, this library reads {:?}",
+            char::from(version),
+            char::from(VERSION)
+        );
+        let (theirs, ours) = (Fingerprint(u128::from_le_bytes(*rest.chunk()?)), engine.fingerprint()?);
+        ensure!(
+            theirs == ours,
             Mismatch,
-            "snapshot: kept by another model, or by this one loaded with other options"
+            "snapshot: kept by a model with the fingerprint {theirs}, this one has {ours}: another model, or loaded with other options"
         );
         let (source, most) = (u64::from_le_bytes(*rest.chunk()?), engine.info().context);
         ensure!(source <= most as u64, ContextFull, "snapshot: a source of {source} tokens, the model was loaded for {most}");
+        ensure!(source == 0 || engine.has_encoder(), CorruptFile, "snapshot: a source of {source} tokens, the model reads none");
         let source = source as usize;
         let count = u64::from_le_bytes(*rest.chunk()?);
         ensure!(count <= most as u64, ContextFull, "snapshot: {count} tokens, the model was loaded for {most}");
         let count = count as usize;
         let mut tokens = vec_with_capacity(count, "a snapshot's tokens")?;
         tokens.extend(rest.take(4 * count)?.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b)));
+        ensure!(count == 0 || source > 0 || !engine.has_encoder(), CorruptFile, "snapshot: {count} tokens of a translation without source");
+        engine.check_tokens(&tokens).map_err(|e| Error::new(Kind::CorruptFile, format!("snapshot: {}", e.message())))?;
         let (pool, _) = engine.states();
         let floats = rest.take(4 * pool.layout().floats())?;
         let state = pool.filled(floats.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)))?;
@@ -108,18 +133,19 @@ impl Snapshot {
             pages.push(layer);
         }
         ensure!(rest.at == body.len(), CorruptFile, "snapshot: {} bytes are left over", body.len() - rest.at);
-        Ok(Snapshot { engine: Arc::clone(engine), tokens, source, pages, state })
+        // Bytes are taken at their word by the sequence that is made of them, and by nobody else.
+        Ok(Snapshot { engine: Arc::clone(engine), tokens, source, pages, state, exact: 0 })
     }
 }
 
 /// Bytes taken from the front, never past the end.
-struct Reader<'a> {
-    bytes: &'a [u8],
-    at: usize,
+pub(super) struct Reader<'a> {
+    pub bytes: &'a [u8],
+    pub at: usize,
 }
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, n: usize) -> Result<&'a [u8]> {
+    pub fn take(&mut self, n: usize) -> Result<&'a [u8]> {
         let taken = self.bytes.get(self.at..).and_then(|rest| rest.get(..n)).ok_or_else(|| {
             Error::new(Kind::CorruptFile, format!("snapshot: {n} bytes at {} are past its end at {}", self.at, self.bytes.len()))
                 .at(self.at as u64)
@@ -128,37 +154,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    fn chunk<const N: usize>(&mut self) -> Result<&'a [u8; N]> {
+    pub fn chunk<const N: usize>(&mut self) -> Result<&'a [u8; N]> {
         self.take(N).map(|bytes| bytes.first_chunk().expect("take() gave N bytes"))
     }
-}
-
-/// FNV-1a over words, then over the bytes that are left.
-fn checksum(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks();
-    let words = words.iter().map(|word| u64::from_le_bytes(*word));
-    words
-        .chain(rest.iter().map(|b| u64::from(*b)))
-        .fold(0xcbf2_9ce4_8422_2325, |sum: u64, word| (sum ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23))
-}
-
-/// What must be the same for a state to fit: the model's shapes, how it computes, and the first row of each weight.
-fn fingerprint(engine: &Engine) -> Result<u64> {
-    let declared = &engine.prepared.declarations;
-    let mut text =
-        format!("{} {:?} {PAGE} {:?} {:?}", engine.info().model_type, engine.prepared.compute, declared.kv, declared.slots).into_bytes();
-    let mut row = Vec::new();
-    for (spec, weight) in declared.weights.iter().zip(engine.weights()) {
-        text.extend_from_slice(format!("{} {} {}", spec.name, spec.rows, spec.cols).as_bytes());
-        row.clear();
-        row.try_reserve(spec.cols).map_err(|_| Error::new(Kind::OutOfMemory, "a row of a weight"))?;
-        row.resize(spec.cols, 0.0);
-        weight.decode_row(0, &mut row);
-        row.iter().for_each(|v| text.extend_from_slice(&v.to_le_bytes()));
-        // One sum after the other keeps the text short.
-        let sum = checksum(&text);
-        text.clear();
-        text.extend_from_slice(&sum.to_le_bytes());
-    }
-    Ok(checksum(&text))
 }

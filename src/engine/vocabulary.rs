@@ -19,7 +19,7 @@ pub(super) fn open(checkpoint: &Checkpoint) -> (Result<Arc<Tokenizer>>, Vec<i32>
     }
     let tokenizer = match checkpoint.gguf() {
         Some(gguf) => vocab(gguf).and_then(Tokenizer::from_gguf),
-        None => match checkpoint.folder().map(Tokenizer::from_folder) {
+        None => match checkpoint.beside().map(|files| Tokenizer::from_files(files)) {
             Some(Ok(Some(tokenizer))) => Ok(tokenizer),
             Some(Err(e)) => Err(e),
             Some(Ok(None)) | None => {

@@ -160,9 +160,8 @@ fn token_map(c: &Config<'_>, b: &Build<'_>, vocab: usize) -> Result<Vec<f32>> {
         let count = c.usize_or("engram_compressed_vocab_size", vocab)?;
         return Ok((0..vocab).map(|i| (i % count) as f32).collect());
     }
-    let folder = b.checkpoint.folder();
-    let tokenizer = match folder {
-        Some(folder) => Tokenizer::from_folder(folder)?,
+    let tokenizer = match b.checkpoint.beside() {
+        Some(files) => Tokenizer::from_files(files)?,
         None => None,
     };
     let Some(tokenizer) = tokenizer else {

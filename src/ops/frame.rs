@@ -58,6 +58,11 @@ impl KvSpec {
         head * PAGE * self.key_dim
     }
 
+    /// Element index of element `d` of head `head`'s key at place `at` of a page.
+    pub const fn key_of(&self, head: usize, at: usize, d: usize) -> usize {
+        self.key_at(head) + at / 16 * 16 * self.key_dim + d * 16 + at % 16
+    }
+
     /// Element index of head `head`'s values in a page.
     pub const fn value_at(&self, head: usize) -> usize {
         self.heads * PAGE * self.key_dim + head * PAGE * self.value_dim

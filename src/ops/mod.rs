@@ -103,6 +103,7 @@ pub use rope_tail::RopeTail;
 pub use route::{Groups, Route, Scoring};
 pub use scale::Scale;
 pub use scale_by::ScaleBy;
+pub use scratch::{Scratch, exchange};
 pub use selected_attention::SelectedAttention;
 pub use shared_attention::{Pooled, SharedAttention};
 pub use sinusoid::Sinusoid;

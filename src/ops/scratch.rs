@@ -5,12 +5,12 @@ use std::cell::RefCell;
 
 /// One thread's buffers. An operation may use any of them; nothing survives it.
 #[derive(Default)]
-pub(super) struct Scratch {
-    pub a: Vec<f32>,
-    pub b: Vec<f32>,
-    pub blocks: Vec<Q8Block>,
-    pub pairs: Vec<u32>,
-    pub groups: Vec<super::expert_linear::Group>,
+pub struct Scratch {
+    pub(super) a: Vec<f32>,
+    pub(super) b: Vec<f32>,
+    pub(super) blocks: Vec<Q8Block>,
+    pub(super) pairs: Vec<u32>,
+    pub(super) groups: Vec<super::expert_linear::Group>,
 }
 
 thread_local! {
@@ -24,6 +24,15 @@ pub(super) fn with<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
         // An operation inside an operation: it gets buffers of its own.
         Err(_) => f(&mut Scratch::default()),
     })
+}
+
+/// Exchanges this thread's buffers for others: a thread of the host's must not keep what belongs to a model.
+pub fn exchange(other: &mut Scratch) {
+    SCRATCH.with(|s| {
+        if let Ok(mut s) = s.try_borrow_mut() {
+            std::mem::swap(&mut *s, other);
+        }
+    });
 }
 
 /// The first `n` elements of a buffer that is used again, whatever they hold.

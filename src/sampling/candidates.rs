@@ -74,6 +74,51 @@ impl Candidates {
         }
     }
 
+    /// Items were taken out one by one: item `i` is no longer token `i`.
+    pub fn shortened(&mut self) {
+        if self.order == Order::Ids {
+            self.order = Order::Other;
+        }
+    }
+
+    /// Puts the `n` highest logits to the front, in descending order. Those behind them are in none.
+    pub fn bring_forward(&mut self, n: usize) {
+        if self.order == Order::Descending || n == 0 {
+            return;
+        }
+        if n < self.items.len() {
+            self.items.select_nth_unstable_by(n - 1, descending);
+        }
+        let n = n.min(self.items.len());
+        self.items[..n].sort_unstable_by(descending);
+        self.order = Order::Other;
+    }
+
+    /// Keeps the first tokens in the order of `compare` until their weights reach `target`; at least one stays. The caller says what
+    /// order that leaves.
+    pub fn keep_until(&mut self, target: f64, compare: impl Fn(&Candidate, &Candidate) -> Ordering, weight: impl Fn(&Candidate) -> f64) {
+        // Few tokens usually hold most of the probability, so order is made for a small head first and extended on demand.
+        let (mut reached, mut kept, mut ordered, mut block) = (0.0, 0, 0, 256);
+        let len = self.items.len();
+        while kept < len {
+            if kept == ordered {
+                ordered = len.min(kept.saturating_add(block));
+                block *= 4;
+                let tail = &mut self.items[kept..];
+                if ordered < len {
+                    tail.select_nth_unstable_by(ordered - kept - 1, &compare);
+                }
+                tail[..ordered - kept].sort_unstable_by(&compare);
+            }
+            reached += weight(&self.items[kept]);
+            kept += 1;
+            if reached >= target {
+                break;
+            }
+        }
+        self.items.truncate(kept);
+    }
+
     /// The highest logit; minus infinity when nothing is left.
     pub fn maximum(&self) -> f32 {
         match self.order {
@@ -84,13 +129,13 @@ impl Candidates {
 
     /// Draws a token in proportion to its probability: one number of the generator, spent only where there is a
     /// choice. `None` when every token has been ruled out.
-    pub fn draw(&mut self, rng: &mut Rng) -> Result<Option<u32>> {
+    pub fn draw(&mut self, rng: &mut Rng) -> Result<Option<Candidate>> {
         let max = self.maximum();
         if max == f32::NEG_INFINITY {
             return Ok(None);
         }
         if let [only] = self.items[..] {
-            return Ok(Some(only.id));
+            return Ok(Some(only));
         }
         self.weights.clear();
         self.weights.extend(self.items.iter().map(|c| (c.logit - max).exp()));
@@ -101,7 +146,7 @@ impl Candidates {
         for (item, &weight) in self.items.iter().zip(&self.weights) {
             if weight > 0.0 {
                 reached += f64::from(weight);
-                last = Some(item.id);
+                last = Some(*item);
                 if reached > target {
                     break;
                 }
@@ -118,7 +163,7 @@ pub fn changed(before: f32, after: f32) -> f32 {
 
 /// Room for `n` elements in all, or an error instead of an abort.
 pub fn reserve<T>(v: &mut Vec<T>, n: usize) -> Result<()> {
-    v.try_reserve(n.saturating_sub(v.len())).map_err(|_| {
+    crate::runtime::fallible(|| v.try_reserve(n.saturating_sub(v.len()))).map_err(|_| {
         let bytes = (n as u64).saturating_mul(size_of::<T>() as u64);
         Error::new(Kind::OutOfMemory, format!("sampler buffer: {bytes} bytes could not be allocated")).sizes(bytes, 0)
     })

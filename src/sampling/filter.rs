@@ -50,29 +50,16 @@ pub(super) fn top_p(list: &mut Candidates, p: f32) {
     let weight = |logit: f32| f64::from((logit - max).exp());
     let total: f64 = list.items.iter().map(|c| weight(c.logit)).sum();
     let target = total * f64::from(p);
-
-    // Few tokens usually hold most of the probability, so order is made for a small head first and extended on demand.
-    let (mut reached, mut kept, mut ordered, mut block) = (0.0, 0, 0, 256);
-    let len = list.items.len();
-    while kept < len {
-        if kept == ordered {
-            ordered = if list.order == Order::Descending { len } else { len.min(kept.saturating_add(block)) };
-            block *= 4;
-            if list.order != Order::Descending {
-                let tail = &mut list.items[kept..];
-                if ordered < len {
-                    tail.select_nth_unstable_by(ordered - kept - 1, descending);
-                }
-                list.items[kept..ordered].sort_unstable_by(descending);
-            }
-        }
-        reached += weight(list.items[kept].logit);
-        kept += 1;
-        if reached >= target {
-            break;
-        }
+    if list.order == Order::Descending {
+        let mut reached = 0.0;
+        let kept = list.items.iter().position(|c| {
+            reached += weight(c.logit);
+            reached >= target
+        });
+        list.items.truncate(kept.map_or(list.items.len(), |last| last + 1));
+    } else {
+        list.keep_until(target, descending, |c| weight(c.logit));
     }
-    list.items.truncate(kept);
     list.order = Order::Descending;
 }
 
@@ -86,7 +73,7 @@ pub(super) fn min_p(list: &mut Candidates, p: f32) {
     let least = f64::from(p).ln();
     let before = list.items.len();
     list.items.retain(|c| f64::from(c.logit) - f64::from(max) >= least);
-    if list.items.len() < before && list.order == Order::Ids {
-        list.order = Order::Other;
+    if list.items.len() < before {
+        list.shortened();
     }
 }

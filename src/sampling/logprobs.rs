@@ -17,8 +17,8 @@ pub struct TokenLogprob {
     pub logprob: f32,
 }
 
-/// ln(sum(exp(logit))) of a checked row.
-fn log_sum(logits: &[f32]) -> Result<f64> {
+/// ln(sum(exp(logit))) of a row, which is checked.
+pub fn log_sum(logits: &[f32]) -> Result<f64> {
     let max = f64::from(greedy::maximum(logits)?);
     let sum: f64 = logits.iter().map(|&l| (f64::from(l) - max).exp()).sum();
     Ok(max + sum.ln())

@@ -6,52 +6,71 @@
 //! seen a vocabulary, sampling allocates nothing.
 
 mod candidates;
+mod dry;
 mod filter;
 pub mod grammar;
 mod greedy;
+mod hook;
 mod logprobs;
+mod mirostat;
 mod penalty;
 mod rng;
 mod stage;
+mod top_n_sigma;
+mod typical;
+mod xtc;
 
 use std::sync::Arc;
 
-use crate::error::{self, Result};
+use crate::error::{self, Error, Kind, Result};
 use crate::{bail, ensure};
 use candidates::Candidates;
+use dry::Lengths;
 use penalty::Counts;
 use rng::Rng;
 
+pub use dry::Dry;
 pub use grammar::{Constraint, Grammar, Vocabulary};
 pub use greedy::argmax;
-pub use logprobs::{TokenLogprob, logprob, top_logprobs};
+pub use hook::{Hook, in_hook};
+pub use logprobs::{TokenLogprob, log_sum, logprob, top_logprobs};
+pub use mirostat::Mirostat;
 pub use stage::Stage;
 
 /// Turns logits into tokens. Cloning copies recipe and state, not the buffers.
 pub struct Sampler {
     stages: Arc<[Stage]>,
+    hook: Option<Arc<dyn Hook>>,
     state: State,
     /// The state before the last token, for `undo`.
     before: State,
     candidates: Candidates,
     counts: Counts,
+    lengths: Lengths,
+    /// What the hook sees.
+    row: Vec<f32>,
 }
 
 /// What changes from token to token. A copy of it is a snapshot of the sampler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
     rng: Rng,
+    /// Bits of mirostat's mu; none where no such stage is.
+    mu: Option<u64>,
 }
+
+/// Stands for no mu among saved bits: a NaN.
+const NO_MU: u64 = u64::MAX;
 
 impl State {
     /// The state as bits, for saving.
-    pub fn to_bits(self) -> u64 {
-        self.rng.bits()
+    pub fn to_bits(self) -> [u64; 2] {
+        [self.rng.bits(), self.mu.unwrap_or(NO_MU)]
     }
 
-    /// A state from its bits; every number is one.
-    pub fn from_bits(bits: u64) -> State {
-        State { rng: Rng::new(bits) }
+    /// A state from its bits; all numbers are one.
+    pub fn from_bits([rng, mu]: [u64; 2]) -> State {
+        State { rng: Rng::new(rng), mu: f64::from_bits(mu).is_finite().then_some(mu) }
     }
 }
 
@@ -63,28 +82,58 @@ impl Sampler {
             stage.check().map_err(|e| e.context(format!("sampler stage {index}")).at(index as u64))?;
             checked.push(*stage);
         }
-        Ok(Sampler::with(checked.into(), State { rng: Rng::new(seed) }))
+        let last = stages.len().saturating_sub(1);
+        if let Some(index) = stages.iter().take(last).position(|s| matches!(s, Stage::Mirostat(_))) {
+            let text =
+                format!("sampler stage {index}: mirostat learns from what is drawn from the tokens it keeps, so it is the last stage");
+            return Err(Error::new(Kind::InvalidArgument, text).at(index as u64));
+        }
+        let state = State { rng: Rng::new(seed), mu: start(&checked) };
+        Ok(Sampler::with(checked.into(), state))
     }
 
     /// The sampler that always takes the highest logit.
     pub fn greedy() -> Sampler {
-        Sampler::with(Arc::new([]), State { rng: Rng::new(0) })
+        Sampler::with(Arc::new([]), State { rng: Rng::new(0), mu: None })
     }
 
     fn with(stages: Arc<[Stage]>, state: State) -> Sampler {
-        Sampler { stages, state, before: state, candidates: Candidates::default(), counts: Counts::default() }
+        Sampler {
+            stages,
+            hook: None,
+            state,
+            before: state,
+            candidates: Candidates::default(),
+            counts: Counts::default(),
+            lengths: Lengths::default(),
+            row: Vec::new(),
+        }
     }
 
-    /// Starts the generator anew.
+    /// Starts anew, with this seed.
     pub fn reseed(&mut self, seed: u64) {
-        self.state.rng = Rng::new(seed);
-        self.before = self.state;
+        self.restore(State { rng: Rng::new(seed), mu: None });
+    }
+
+    /// What the stages `Hook` do.
+    pub fn set_hook(&mut self, hook: Option<Arc<dyn Hook>>) {
+        self.hook = hook;
+    }
+
+    /// Whether it was said what they do.
+    pub fn has_hook(&self) -> bool {
+        self.hook.is_some()
+    }
+
+    /// Whether there is a stage `Hook`.
+    pub fn wants_hook(&self) -> bool {
+        self.stages.contains(&Stage::Hook)
     }
 
     /// Refuses a recipe that names tokens outside a vocabulary of `vocab` entries.
     pub fn check_vocab(&self, vocab: usize) -> Result<()> {
         for (index, stage) in self.stages.iter().enumerate() {
-            if let Stage::Bias { token, .. } = *stage {
+            if let Some(token) = stage.token() {
                 let known = usize::try_from(token).is_ok_and(|t| t < vocab);
                 ensure!(known, InvalidToken, "sampler stage {index}: token {token} is outside the vocabulary of {vocab}");
             }
@@ -97,10 +146,11 @@ impl Sampler {
         self.state
     }
 
-    /// Goes back to a snapshot.
+    /// Goes back to a snapshot. One of a sampler with other stages fits as far as they are the same.
     pub fn restore(&mut self, state: State) {
-        self.state = state;
-        self.before = state;
+        let mu = start(&self.stages).map(|start| state.mu.unwrap_or(start));
+        self.state = State { mu, ..state };
+        self.before = self.state;
     }
 
     /// Takes the last `sample` back, as when the step it was made for failed.
@@ -112,11 +162,11 @@ impl Sampler {
     /// A call that fails leaves the state as it was.
     pub fn sample(&mut self, logits: &[f32], history: &[i32]) -> Result<i32> {
         self.before = self.state;
-        let token = match self.stages.first() {
-            // Nothing changes the row before its maximum is taken, so the row need not be copied.
-            None | Some(Stage::Greedy) => argmax(logits)? as i32,
-            Some(stage) if stage.is_greedy() => argmax(logits)? as i32,
-            Some(_) => self.run(logits, history)?,
+        let token = match self.stages.split_first() {
+            // Nothing changes the row before its maximum is taken, nor what is left after, so the row need not be copied.
+            None => argmax(logits)? as i32,
+            Some((first, rest)) if first.is_greedy() && rest.iter().all(Stage::keeps_the_highest) => argmax(logits)? as i32,
+            Some(_) => self.run(logits, history).inspect_err(|_| self.state = self.before)?,
         };
         Ok(token)
     }
@@ -131,6 +181,7 @@ impl Sampler {
 
     fn run(&mut self, logits: &[f32], history: &[i32]) -> Result<i32> {
         self.candidates.load(logits)?;
+        let mut seen = None;
         for stage in self.stages.iter() {
             match *stage {
                 Stage::Greedy => filter::best(&mut self.candidates),
@@ -152,21 +203,45 @@ impl Sampler {
                     self.counts.apply(&mut self.candidates, logits.len(), history, window, change)?;
                 }
                 Stage::Bias { token, value } => self.candidates.add(token, value),
+                Stage::Typical(p) => typical::typical(&mut self.candidates, p),
+                Stage::TopNSigma(n) => top_n_sigma::top_n_sigma(&mut self.candidates, n),
+                Stage::Xtc { threshold, probability } => xtc::xtc(&mut self.candidates, threshold, probability, &mut self.state.rng),
+                Stage::Dry(dry) => {
+                    let breaks = |token| self.stages.contains(&Stage::DryBreaker(token));
+                    dry.apply(&mut self.candidates, logits.len(), history, breaks, &mut self.lengths, &mut self.counts)?;
+                }
+                Stage::DryBreaker(_) => {}
+                Stage::Hook => match &self.hook {
+                    Some(hook) => hook::run(&**hook, &mut self.candidates, &mut self.row, logits.len(), history)?,
+                    None => bail!(InvalidState, "the sampler has a stage for a hook, but none was set"),
+                },
+                Stage::Mirostat(mirostat) => {
+                    let mu = self.state.mu.map_or(mirostat.start(), f64::from_bits);
+                    seen = mirostat.cut(&mut self.candidates, mu).map(|seen| (mirostat, mu, seen));
+                }
             }
         }
-        match self.candidates.draw(&mut self.state.rng)? {
-            Some(id) => Ok(id as i32),
-            None => {
-                self.undo();
-                bail!(NoValidToken, "the sampler's stages leave no token: every one is ruled out by its bias")
-            }
+        let Some(drawn) = self.candidates.draw(&mut self.state.rng)? else {
+            bail!(NoValidToken, "the sampler's stages leave no token: every one is ruled out by its bias")
+        };
+        if let Some((mirostat, mu, seen)) = seen {
+            self.state.mu = Some(mirostat.learn(mu, seen, drawn.logit).to_bits());
         }
+        Ok(drawn.id as i32)
+    }
+}
+
+/// Mirostat's mu before the first token, where there is such a stage.
+fn start(stages: &[Stage]) -> Option<u64> {
+    match stages.last() {
+        Some(Stage::Mirostat(mirostat)) => Some(mirostat.start().to_bits()),
+        _ => None,
     }
 }
 
 impl Clone for Sampler {
     fn clone(&self) -> Sampler {
-        Sampler { before: self.before, ..Sampler::with(self.stages.clone(), self.state) }
+        Sampler { before: self.before, hook: self.hook.clone(), ..Sampler::with(self.stages.clone(), self.state) }
     }
 }
 

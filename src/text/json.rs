@@ -5,8 +5,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs;
-use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -19,6 +17,7 @@ use tokenizers::tokenizer::{AddedToken, NormalizerWrapper, PostProcessorWrapper,
 
 use super::bpe::{self, Bpe, BpeOptions};
 use super::decode_rules::DecodeRules;
+use super::files::Files;
 use super::pieces::{PieceKind, Pieces};
 use super::tokenizer::{Names, Parts, Tokenizer, Words, affixes, sorted};
 use crate::error::{Context, Error, Kind, Result};
@@ -31,13 +30,13 @@ const MAX_WORD: usize = 1000;
 /// Largest token id; tables are as long as the largest id.
 const MAX_ID: u32 = 1 << 24;
 
-pub(super) fn from_folder(folder: &Path) -> Result<Option<Tokenizer>> {
-    let Some(bytes) = read(&folder.join("tokenizer.json"))? else { return Ok(None) };
-    let mut config = read_json(&folder.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
-    add_template_files(folder, &mut config)?;
+pub(super) fn from_files(files: &dyn Files) -> Result<Option<Tokenizer>> {
+    let Some(bytes) = files.read("tokenizer.json", MAX_FILE)? else { return Ok(None) };
+    let mut config = read_json(files, "tokenizer_config.json")?.unwrap_or(Value::Null);
+    add_template_files(files, &mut config)?;
     let mut tokenizer = from_bytes(&bytes, Some(&config))?;
     for file in ["generation_config.json", "config.json"] {
-        let ends = match read_json(&folder.join(file))? {
+        let ends = match read_json(files, file)? {
             Some(config) => ids(config.get("eos_token_id").unwrap_or(&Value::Null)),
             None => Vec::new(),
         };
@@ -366,19 +365,16 @@ fn ids(value: &Value) -> Vec<i64> {
 }
 
 /// Templates that newer folders keep in files of their own; they stand above the configuration.
-fn add_template_files(folder: &Path, config: &mut Value) -> Result<()> {
+fn add_template_files(files: &dyn Files, config: &mut Value) -> Result<()> {
     let mut found: Vec<(String, String)> = Vec::new();
-    if let Some(source) = read_text(&folder.join("chat_template.jinja"))? {
+    if let Some(source) = read_text(files, "chat_template.jinja")? {
         found.push(("default".to_string(), source));
-    } else if let Some(Value::String(source)) = read_json(&folder.join("chat_template.json"))?.and_then(|v| v.get("chat_template").cloned())
-    {
+    } else if let Some(Value::String(source)) = read_json(files, "chat_template.json")?.and_then(|v| v.get("chat_template").cloned()) {
         found.push(("default".to_string(), source));
     }
-    for entry in fs::read_dir(folder.join("additional_chat_templates")).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if path.extension().is_some_and(|e| e == "jinja")
-            && let Some(name) = path.file_stem().and_then(|n| n.to_str())
-            && let Some(source) = read_text(&path)?
+    for file in files.list(MORE_TEMPLATES) {
+        if let Some(name) = file.strip_suffix(".jinja").filter(|name| !name.is_empty())
+            && let Some(source) = read_text(files, &format!("{MORE_TEMPLATES}/{file}"))?
         {
             found.push((name.to_string(), source));
         }
@@ -399,33 +395,21 @@ fn add_template_files(folder: &Path, config: &mut Value) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of a regular file, `None` if there is none.
-fn read(path: &Path) -> Result<Option<Vec<u8>>> {
-    let name = path.display().to_string();
-    let io = |e: std::io::Error| Error::new(Kind::Io, format!("{name}: {e}")).named(name.clone());
-    let facts = match fs::metadata(path) {
-        Ok(facts) => facts,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(io(e)),
-    };
-    ensure!(facts.is_file(), CorruptFile, "{name} is not a regular file");
-    if facts.len() > MAX_FILE {
-        return Err(Error::new(Kind::TooLarge, format!("{name} has {} bytes", facts.len())).sizes(facts.len(), MAX_FILE));
-    }
-    fs::read(path).map(Some).map_err(io)
+/// Folder of further templates, a file for each.
+const MORE_TEMPLATES: &str = "additional_chat_templates";
+
+fn read_text(files: &dyn Files, name: &str) -> Result<Option<String>> {
+    let Some(bytes) = files.read(name, MAX_FILE)? else { return Ok(None) };
+    let text = String::from_utf8(bytes.into_owned());
+    text.map(Some).map_err(|e| Error::new(Kind::CorruptFile, format!("{}: {e}", files.label(name))))
 }
 
-fn read_text(path: &Path) -> Result<Option<String>> {
-    let Some(bytes) = read(path)? else { return Ok(None) };
-    String::from_utf8(bytes).map(Some).map_err(|e| Error::new(Kind::CorruptFile, format!("{}: {e}", path.display())))
-}
-
-fn read_json(path: &Path) -> Result<Option<Value>> {
-    let Some(bytes) = read(path)? else { return Ok(None) };
+fn read_json(files: &dyn Files, name: &str) -> Result<Option<Value>> {
+    let Some(bytes) = files.read(name, MAX_FILE)? else { return Ok(None) };
     serde_json::from_slice(&bytes)
         .map(Some)
-        .map_err(|e| Error::new(Kind::CorruptFile, e.to_string()).named(path.display().to_string()))
-        .context(|| path.display().to_string())
+        .map_err(|e| Error::new(Kind::CorruptFile, e.to_string()).named(files.label(name)))
+        .context(|| files.label(name))
 }
 
 #[cfg(test)]

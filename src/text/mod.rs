@@ -9,6 +9,7 @@ mod bpe;
 mod bytes;
 mod clock;
 mod decode_rules;
+mod files;
 mod fold;
 mod gguf;
 mod json;
@@ -26,6 +27,7 @@ mod tokenizer;
 mod model_tests;
 
 pub use clock::Clock;
+pub use files::Files;
 pub use fold::folded_ids;
 pub use gguf::GgufVocab;
 pub use stream::{Stopped, StreamOptions, TextPiece, TextStream};

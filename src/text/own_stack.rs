@@ -5,13 +5,21 @@
 //! the closure comes back as an error.
 
 use crate::bail;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, ensure_memory};
+use crate::runtime;
 
 /// Enough for loading: JSON is at most 128 deep, regular expressions at most 250.
 pub(super) const LOAD_STACK: usize = 8 << 20;
 
-/// Runs `work` on a fresh stack of `bytes` bytes. Pages that are not touched cost nothing.
+/// Runs `work` on a fresh stack of `bytes` bytes, in the caller's runtime. Pages that are not touched cost nothing. When memory ran
+/// short, what was made is given up.
 pub(crate) fn run<T: Send>(bytes: usize, what: &str, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let runtime = runtime::current();
+    let work = move || {
+        let _scope = runtime::enter(runtime);
+        let result = work();
+        (result, runtime::ran_short())
+    };
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("metrale-text".into()).stack_size(bytes).spawn_scoped(scope, work);
         let Ok(thread) = thread else {
@@ -19,7 +27,12 @@ pub(crate) fn run<T: Send>(bytes: usize, what: &str, work: impl FnOnce() -> Resu
                 .sizes(bytes as u64, 0));
         };
         match thread.join() {
-            Ok(result) => result,
+            Ok((result, short)) => {
+                runtime::set_short(short || runtime::ran_short());
+                let result = result?;
+                ensure_memory(what)?;
+                Ok(result)
+            }
             Err(payload) => bail!(Internal, "{what}: {}", panic_text(payload.as_ref())),
         }
     })

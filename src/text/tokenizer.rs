@@ -15,6 +15,7 @@ use tokenizers::tokenizer::{
 };
 
 use super::bpe::Bpe;
+use super::files::Files;
 use super::gguf::{self, GgufVocab};
 use super::json;
 use super::own_stack;
@@ -101,8 +102,13 @@ impl Tokenizer {
     /// From a folder with `tokenizer.json`; `None` if there is none. `tokenizer_config.json`, `chat_template.jinja`,
     /// `additional_chat_templates/` and `generation_config.json` are read when they are there.
     pub fn from_folder(folder: &Path) -> Result<Option<Tokenizer>> {
+        Self::from_files(&folder.to_path_buf())
+    }
+
+    /// As [`Tokenizer::from_folder`], wherever the files are.
+    pub fn from_files(files: &dyn Files) -> Result<Option<Tokenizer>> {
         tokenizers::utils::parallelism::set_parallelism(false);
-        own_stack::run(own_stack::LOAD_STACK, "tokenizer", || json::from_folder(folder))
+        own_stack::run(own_stack::LOAD_STACK, "tokenizer", || json::from_files(files))
     }
 
     /// From the bytes of a `tokenizer.json`, with the parsed `tokenizer_config.json` if there is one.

@@ -9,7 +9,9 @@ mod declare;
 mod decode;
 pub mod detect;
 mod dialect;
+mod folder;
 pub mod gguf;
+mod headers;
 mod index;
 mod input;
 mod json;
@@ -22,6 +24,7 @@ mod store;
 
 pub use declare::{Declarations, Part, Pick, Role, Source, WeightSpec};
 pub use decode::to_f32;
+pub use folder::Folder;
 pub use gguf::Gguf;
 pub use input::{Input, ReadAt, Reading};
 pub use json::parse as parse_json;

@@ -5,12 +5,14 @@
 //! [`Access::Read`].
 #![allow(unsafe_code)] // mapping a file is unsafe by nature; nothing else in `weights` is
 
+use crate::backend::cpu::arena::Buffer;
 use crate::error::{Error, Kind, Result, vec_filled};
 use crate::{bail, ensure};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 /// How a file's bytes become memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -25,12 +27,14 @@ pub enum Access {
 /// A whole file, or bytes that a host handed over.
 pub struct Source {
     label: String,
-    bytes: Bytes,
+    bytes: Arc<Bytes>,
 }
 
 enum Bytes {
     Mapped(memmap2::Mmap),
     Owned(Vec<u8>),
+    /// A file's beginning, and zeros in the place of its rest.
+    Beginning(Buffer),
     /// Somebody else's, for as long as the process runs or as they promised.
     Lent(&'static [u8]),
 }
@@ -43,12 +47,12 @@ impl Source {
         let len = usize::try_from(len).map_err(|_| Error::new(Kind::TooLarge, format!("{label}: {len} bytes cannot be addressed")))?;
         if access == Access::Read || len == 0 {
             let bytes = read_exactly(&mut file, len, &label)?;
-            return Ok(Source { label, bytes: Bytes::Owned(bytes) });
+            return Ok(Source::new(label, Bytes::Owned(bytes)));
         }
         // SAFETY: the mapping is read-only and owned by this value. That the file keeps its length and contents is the
         // caller's promise, stated on `Access::Map`; the length was taken from the opened file itself.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map(&file) }.map_err(|e| io_error(&label, "mapping", &e))?;
-        Ok(Source { label, bytes: Bytes::Mapped(map) })
+        Ok(Source::new(label, Bytes::Mapped(map)))
     }
 
     /// Maps `len` bytes of an open file from `offset` on, which need not be a page's: the mapping begins at the page before,
@@ -56,24 +60,47 @@ impl Source {
     pub fn map(file: &File, offset: u64, len: usize, label: &str) -> Result<Source> {
         // SAFETY: as in `open`; the caller compared `offset + len` with the length of the open file.
         let map = unsafe { memmap2::MmapOptions::new().offset(offset).len(len).map(file) }.map_err(|e| io_error(label, "mapping", &e))?;
-        Ok(Source { label: label.to_owned(), bytes: Bytes::Mapped(map) })
+        Ok(Source::new(label.to_owned(), Bytes::Mapped(map)))
     }
 
     /// Bytes that outlive every use of them, without a copy.
     pub fn lent(label: impl Into<String>, bytes: &'static [u8]) -> Source {
-        Source { label: label.into(), bytes: Bytes::Lent(bytes) }
+        Source::new(label.into(), Bytes::Lent(bytes))
     }
 
     /// Bytes already in memory; `label` stands in errors where a path would.
     pub fn from_bytes(label: impl Into<String>, bytes: Vec<u8>) -> Source {
-        Source { label: label.into(), bytes: Bytes::Owned(bytes) }
+        Source::new(label.into(), Bytes::Owned(bytes))
+    }
+
+    /// A file of which only headers will be looked at; what follows them is zeros.
+    pub(super) fn beginning(label: &str, buffer: Buffer) -> Source {
+        Source::new(label.to_owned(), Bytes::Beginning(buffer))
+    }
+
+    /// The buffer of a beginning that nobody else holds.
+    pub(super) fn into_beginning(self) -> Option<Buffer> {
+        match Arc::into_inner(self.bytes)? {
+            Bytes::Beginning(buffer) => Some(buffer),
+            _ => None,
+        }
+    }
+
+    fn new(label: String, bytes: Bytes) -> Source {
+        Source { label, bytes: Arc::new(bytes) }
+    }
+
+    /// The same bytes under another name.
+    pub fn named(&self, label: &str) -> Source {
+        Source { label: label.to_owned(), bytes: Arc::clone(&self.bytes) }
     }
 
     /// All bytes.
     pub fn bytes(&self) -> &[u8] {
-        match &self.bytes {
+        match &*self.bytes {
             Bytes::Mapped(map) => map,
             Bytes::Owned(bytes) => bytes,
+            Bytes::Beginning(buffer) => buffer.as_slice(),
             Bytes::Lent(bytes) => bytes,
         }
     }
@@ -85,13 +112,22 @@ impl Source {
 
     /// Whether pages come from the file on demand.
     pub fn is_mapped(&self) -> bool {
-        matches!(self.bytes, Bytes::Mapped(_))
+        matches!(*self.bytes, Bytes::Mapped(_))
+    }
+
+    /// Bytes that stay in memory for as long as this does and were not there before.
+    pub fn held(&self) -> u64 {
+        match &*self.bytes {
+            Bytes::Owned(bytes) => bytes.len() as u64,
+            Bytes::Beginning(buffer) => buffer.len() as u64,
+            Bytes::Mapped(_) | Bytes::Lent(_) => 0,
+        }
     }
 
     /// Gives the pages of a range back to the system; reading them again reads the file again. Advice only.
     pub fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
-        if let Bytes::Mapped(map) = &self.bytes
+        if let Bytes::Mapped(map) = &*self.bytes
             && range.start < range.end
             && range.end <= map.len()
         {
@@ -180,6 +216,7 @@ pub(super) fn describe(metadata: &std::fs::Metadata) -> &'static str {
 pub(super) fn io_error(label: &str, doing: &str, e: &std::io::Error) -> Error {
     let kind = match e.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => Kind::NotFound,
+        ErrorKind::OutOfMemory => Kind::OutOfMemory,
         _ => Kind::Io,
     };
     Error::new(kind, format!("{label}: {doing} failed: {e}")).named(label)

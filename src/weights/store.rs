@@ -4,24 +4,25 @@
 //! says per tensor where rows lie and what was added to the values.
 
 use super::detect::{self, Content, Found};
+use super::folder::Folder;
 use super::gguf::Gguf;
 use super::scheme::{Piece, Settings, Stored};
-use super::source::{self, Access, Source};
-use super::{TensorInfo, dialect, index, json, native, safetensors};
+use super::source::{Access, Source};
+use super::{TensorInfo, dialect, index, native, safetensors};
 use crate::bail;
 use crate::error::{Context, Error, Kind, Result};
 use crate::tensor::{DType, RowMap, TensorView};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// An open checkpoint. Opening reads headers only; tensor bytes are read when somebody looks at them.
 pub struct Checkpoint {
     config: Value,
     generation_config: Option<Value>,
-    folder: Option<PathBuf>,
+    folder: Option<Folder>,
     /// What the config says of quantisation, or why this build cannot read it.
     settings: Result<Settings>,
     files: Vec<Arc<Source>>,
@@ -74,10 +75,7 @@ impl Checkpoint {
     pub fn open_with(path: &Path, access: Access) -> Result<Checkpoint> {
         match detect::identify(path)? {
             Found::Gguf(path) => Self::open_gguf(&path, access),
-            Found::Folder(folder) => match Self::open_folder(&folder, access)? {
-                Some(checkpoint) => Ok(checkpoint),
-                None => Err(without_weights(&folder)),
-            },
+            Found::Folder(folder) => Self::open_folder(Folder::Path(folder), access),
             Found::Safetensors(file) => Self::open_safetensors(&file, access),
         }
     }
@@ -85,8 +83,30 @@ impl Checkpoint {
     /// Opens a folder for its config alone, weights or not: for synthetic weights and planning.
     pub fn open_config(path: &Path) -> Result<Checkpoint> {
         match detect::identify(path)? {
-            Found::Folder(folder) => Self::assemble(folder, Vec::new(), Vec::new()),
+            Found::Folder(folder) => Self::assemble(Folder::Path(folder), Vec::new(), Vec::new()),
             _ => Self::open(path),
+        }
+    }
+
+    /// A folder that a host put together: one with `config.json`, or with one GGUF file or all parts of one. With
+    /// `config_only`, the former needs no weights.
+    pub fn open_parts(parts: Arc<[(String, Arc<Source>)]>, config_only: bool) -> Result<Checkpoint> {
+        let folder = Folder::Parts(Arc::clone(&parts));
+        if folder.exists("config.json")? || folder.exists(native::PARAMS)? {
+            return if config_only { Self::assemble(folder, Vec::new(), Vec::new()) } else { Self::open_folder(folder, Access::Map) };
+        }
+        let gguf =
+            |name: &str| name.to_ascii_lowercase().ends_with(".gguf") && detect::split_part(name).is_none_or(|(_, part, _)| part == 1);
+        let mut found = parts.iter().filter(|(name, _)| gguf(name));
+        match (found.next(), found.next()) {
+            (Some((name, source)), None) => Self::open_gguf_parts(Arc::clone(source), name, &|part| folder.open(part, Access::Map), None),
+            (Some((a, _)), Some((b, _))) => {
+                bail!(InvalidArgument, "the source has more than one GGUF file ({a}, {b} ...); add only one")
+            }
+            (None, _) => {
+                let names: Vec<&str> = parts.iter().take(8).map(|(name, _)| name.as_str()).collect();
+                bail!(NotAModel, "the source has {} parts {names:?}, and neither config.json nor a .gguf file is among them", parts.len())
+            }
         }
     }
 
@@ -100,13 +120,20 @@ impl Checkpoint {
         let (bytes, label) = (source.bytes(), source.label());
         match detect::content(&bytes[..bytes.len().min(512)], bytes.len() as u64) {
             Content::Gguf => {}
-            Content::Safetensors => bail!(Unsupported, "{label}: safetensors bytes come without their config.json; open the folder by its path"),
+            Content::Safetensors => bail!(
+                Unsupported,
+                "{label}: safetensors bytes come without their config.json; open the folder by its path, or add all its files to a folder source"
+            ),
             Content::Other(what) => return Err(detect::not_a_model(label, what)),
         }
         let gguf = Gguf::read(source)?;
         let parts = gguf.u64("split.count")?.unwrap_or(1);
         if parts > 1 {
-            bail!(Unsupported, "{}: is one of {parts} parts, which find each other by name; open the first by its path", gguf.source().label());
+            bail!(
+                Unsupported,
+                "{}: is one of {parts} parts, which find each other by name; open the first by its path, or add all to a folder source",
+                gguf.source().label()
+            );
         }
         Self::from_gguf(vec![gguf], None)
     }
@@ -186,7 +213,25 @@ impl Checkpoint {
 
     /// The folder of the checkpoint, where `tokenizer.json` and others lie. None for bytes in memory.
     pub fn folder(&self) -> Option<&Path> {
-        self.folder.as_deref()
+        match &self.folder {
+            Some(Folder::Path(folder)) => Some(folder),
+            _ => None,
+        }
+    }
+
+    /// The files beside the weights.
+    pub fn beside(&self) -> Option<&Folder> {
+        self.folder.as_ref()
+    }
+
+    /// Bytes of files that were read into memory and stay there; mapped files and a host's own buffers do not count.
+    pub fn held_bytes(&self) -> u64 {
+        let mut parts: &[(String, Arc<Source>)] = &[];
+        if let Some(Folder::Parts(all)) = &self.folder {
+            parts = all;
+        }
+        let own = if parts.is_empty() { &self.files[..] } else { &[] };
+        own.iter().chain(parts.iter().map(|(_, source)| source)).map(|source| source.held()).sum()
     }
 
     /// Another JSON file of the folder; `None` where it (or the folder) does not exist.
@@ -195,7 +240,7 @@ impl Checkpoint {
             bail!(InvalidArgument, "{file:?} is not a file name inside the checkpoint's folder");
         }
         match &self.folder {
-            Some(folder) => read_json(&folder.join(file), MAX_JSON),
+            Some(folder) => folder.json(file, MAX_JSON),
             None => Ok(None),
         }
     }
@@ -232,55 +277,52 @@ impl Checkpoint {
         }
     }
 
-    /// `None` where the folder has a config but no weights.
-    fn open_folder(folder: &Path, access: Access) -> Result<Option<Checkpoint>> {
+    fn open_folder(folder: Folder, access: Access) -> Result<Checkpoint> {
         let names = |native| if native { (native::WEIGHTS, native::INDEX) } else { ("model.safetensors", INDEX) };
         for (weights, index) in [false, true].map(names) {
-            let single = folder.join(weights);
-            if detect::exists(&single)? {
-                return Self::open_single(folder, &single, access).map(Some);
+            if folder.exists(weights)? {
+                let source = open_shard(&folder, weights, access)?;
+                return Self::of_single(folder, source);
             }
-            let path = folder.join(index);
-            if let Some(json) = read_json(&path, MAX_JSON)? {
-                return Self::open_sharded(folder, &index::read(&json, &path.display().to_string())?, access).map(Some);
+            if let Some(json) = folder.json(index, MAX_JSON)? {
+                let index = index::read(&json, &folder.label(index))?;
+                return Self::open_sharded(folder, &index, access);
             }
         }
-        Ok(None)
+        Err(without_weights(&folder))
     }
 
     /// A file given by name: the whole checkpoint where it is one of several shards, else this file.
     fn open_safetensors(file: &Path, access: Access) -> Result<Checkpoint> {
         let folder = match file.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
+            Some(parent) if !parent.as_os_str().is_empty() => Folder::Path(parent.into()),
+            _ => Folder::Path(".".into()),
         };
-        if !detect::exists(&folder.join("config.json"))? && !detect::exists(&folder.join(native::PARAMS))? {
+        if !folder.exists("config.json")? && !folder.exists(native::PARAMS)? {
             bail!(NotFound, "{}: there is no config.json beside it, which says what the tensors mean", file.display());
         }
-        let path = folder.join(INDEX);
-        if let Some(json) = read_json(&path, MAX_JSON)? {
-            let index = index::read(&json, &path.display().to_string())?;
+        if let Some(json) = folder.json(INDEX, MAX_JSON)? {
+            let index = index::read(&json, &folder.label(INDEX))?;
             if index.shards.iter().any(|shard| file.file_name().is_some_and(|name| name == shard.as_str())) {
                 return Self::open_sharded(folder, &index, access);
             }
         }
-        Self::open_single(folder, file, access)
+        Self::of_single(folder, Arc::new(Source::open(file, access)?))
     }
 
-    fn open_single(folder: &Path, file: &Path, access: Access) -> Result<Checkpoint> {
-        let source = open_shard(file, access)?;
+    fn of_single(folder: Folder, source: Arc<Source>) -> Result<Checkpoint> {
         let tensors = safetensors::read(&source)?.into_iter().map(|t| Located::straight(t, 0)).collect();
-        Self::assemble(folder.into(), vec![Arc::new(source)], tensors)
+        Self::assemble(folder, vec![source], tensors)
     }
 
-    fn open_sharded(folder: &Path, index: &index::Index, access: Access) -> Result<Checkpoint> {
+    fn open_sharded(folder: Folder, index: &index::Index, access: Access) -> Result<Checkpoint> {
         let (mut files, mut found) = (Vec::new(), HashMap::new());
         for (i, shard) in index.shards.iter().enumerate() {
-            let source = open_shard(&folder.join(shard), access).context(|| format!("shard {} of {INDEX}", i + 1))?;
+            let source = open_shard(&folder, shard, access).context(|| format!("shard {} of {INDEX}", i + 1))?;
             for tensor in safetensors::read(&source)? {
                 found.insert((i, tensor.name.clone()), tensor);
             }
-            files.push(Arc::new(source));
+            files.push(source);
         }
         let mut tensors = Vec::new();
         for (name, shard) in &index.tensors {
@@ -290,58 +332,66 @@ impl Checkpoint {
             };
             tensors.push(Located::straight(tensor, *shard));
         }
-        Self::assemble(folder.into(), files, tensors)
+        Self::assemble(folder, files, tensors)
     }
 
     /// A folder out of its parts. Where the file is Mistral's own, or there is no `config.json`, `params.json` says the same.
-    fn assemble(folder: PathBuf, files: Vec<Arc<Source>>, mut tensors: Vec<Located>) -> Result<Checkpoint> {
-        let path = folder.join("config.json");
+    fn assemble(folder: Folder, files: Vec<Arc<Source>>, mut tensors: Vec<Located>) -> Result<Checkpoint> {
+        let label = folder.label("config.json");
         let own = files
             .first()
             .is_some_and(|f| Path::new(f.label()).file_name().is_some_and(|n| n.to_string_lossy().starts_with("consolidated")));
-        let mut found = if own { None } else { read_json(&path, MAX_CONFIG)? };
+        let mut found = if own { None } else { folder.json("config.json", MAX_CONFIG)? };
         if found.is_none()
-            && let Some(params) = read_json(&folder.join(native::PARAMS), MAX_CONFIG)?
+            && let Some(params) = folder.json(native::PARAMS, MAX_CONFIG)?
         {
-            let config = native::config(&params).map_err(|e| e.context(folder.display()))?;
+            let config = native::config(&params).map_err(|e| e.context(folder.name()))?;
             native::translate(&mut tensors, &config)?;
             found = Some(config);
         }
-        let Some(config) = found else { bail!(NotFound, "{} does not exist", path.display()) };
+        let Some(config) = found else { bail!(NotFound, "{label} does not exist") };
         if !config.is_object() {
-            bail!(CorruptFile, "{}: holds no JSON object", path.display());
+            bail!(CorruptFile, "{label}: holds no JSON object");
         }
-        let generation_config = read_json(&folder.join("generation_config.json"), MAX_CONFIG)?;
-        let hf_quant = read_json(&folder.join("hf_quant_config.json"), MAX_CONFIG)?;
+        let generation_config = folder.json("generation_config.json", MAX_CONFIG)?;
+        let hf_quant = folder.json("hf_quant_config.json", MAX_CONFIG)?;
         let settings = Settings::read(&config, hf_quant.as_ref());
         let by_name = by_name(&tensors);
         Ok(Checkpoint { config, generation_config, folder: Some(folder), settings, files, gguf: None, tensors, by_name })
     }
 
     fn open_gguf(path: &Path, access: Access) -> Result<Checkpoint> {
-        let first = Gguf::read(Arc::new(Source::open(path, access)?))?;
+        let first = Arc::new(Source::open(path, access)?);
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let open = |name: &str| Source::open(&path.with_file_name(name), access).map(Arc::new);
+        Self::open_gguf_parts(first, &name, &open, Some(Folder::Path(folder.into())))
+    }
+
+    /// A GGUF file called `name` with those of its kind, which `open` finds by their names.
+    fn open_gguf_parts(
+        first: Arc<Source>,
+        name: &str,
+        open: &dyn Fn(&str) -> Result<Arc<Source>>,
+        folder: Option<Folder>,
+    ) -> Result<Checkpoint> {
+        let first = Gguf::read(first)?;
         let count = first.u64("split.count")?.unwrap_or(1);
         let mut parts = vec![first];
         if count > 1 {
-            let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-            let Some((stem, 1, of)) = detect::split_part(&name).filter(|&(_, _, of)| u64::from(of) == count) else {
-                bail!(
-                    InvalidArgument,
-                    "{}: is one of {count} parts; open the first, named like model-00001-of-{count:05}.gguf",
-                    path.display()
-                );
+            let Some((stem, 1, of)) = detect::split_part(name).filter(|&(_, _, of)| u64::from(of) == count) else {
+                let label = parts[0].source().label();
+                bail!(InvalidArgument, "{label}: is one of {count} parts; open the first, named like model-00001-of-{count:05}.gguf");
             };
             for part in 2..=of {
-                let path = path.with_file_name(format!("{stem}-{part:05}-of-{of:05}.gguf"));
-                parts.push(Gguf::read(Arc::new(Source::open(&path, access)?))?);
+                parts.push(Gguf::read(open(&format!("{stem}-{part:05}-of-{of:05}.gguf"))?)?);
             }
         }
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        Self::from_gguf(parts, Some(folder.into()))
+        Self::from_gguf(parts, folder)
     }
 
     /// A checkpoint out of the parts of one GGUF; the first has the metadata.
-    fn from_gguf(parts: Vec<Gguf>, folder: Option<PathBuf>) -> Result<Checkpoint> {
+    fn from_gguf(parts: Vec<Gguf>, folder: Option<Folder>) -> Result<Checkpoint> {
         let translated = dialect::translate(&parts)?;
         let by_name = by_name(&translated.tensors);
         if by_name.len() != translated.tensors.len() {
@@ -375,27 +425,20 @@ fn by_name(tensors: &[Located]) -> HashMap<String, usize> {
 }
 
 /// Opens a safetensors file after a look at what it really is: shards are often left as LFS pointers.
-fn open_shard(path: &Path, access: Access) -> Result<Source> {
-    let (start, size) = source::read_start(path, 512)?;
+fn open_shard(folder: &Folder, name: &str, access: Access) -> Result<Arc<Source>> {
+    let (start, size) = folder.start(name, 512)?;
     match detect::content(&start, size) {
         // A file too short to tell is left to the parser, which says what is missing.
-        Content::Safetensors => Source::open(path, access),
-        Content::Other(_) if size > 0 && start.get(8).is_none_or(|&b| b == b'{') => Source::open(path, access),
-        Content::Gguf => Err(detect::not_a_model(&path.display().to_string(), "a GGUF file under the name of a safetensors file")),
-        Content::Other(what) => Err(detect::not_a_model(&path.display().to_string(), what)),
+        Content::Safetensors => folder.open(name, access),
+        Content::Other(_) if size > 0 && start.get(8).is_none_or(|&b| b == b'{') => folder.open(name, access),
+        Content::Gguf => Err(detect::not_a_model(&folder.label(name), "a GGUF file under the name of a safetensors file")),
+        Content::Other(what) => Err(detect::not_a_model(&folder.label(name), what)),
     }
 }
 
-fn read_json(path: &Path, limit: u64) -> Result<Option<Value>> {
-    match source::read_small(path, limit)? {
-        Some(bytes) => json::parse(&bytes, &path.display().to_string()).map(Some),
-        None => Ok(None),
-    }
-}
-
-fn without_weights(folder: &Path) -> Error {
-    let label = folder.display();
-    if ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|file| folder.join(file).exists()) {
+fn without_weights(folder: &Folder) -> Error {
+    let label = folder.name();
+    if ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|file| folder.exists(file).unwrap_or(false)) {
         return Error::new(Kind::Unsupported, format!("{label}: the weights are Python pickles; convert them to safetensors"));
     }
     Error::new(Kind::NotFound, format!("{label}: has a config, but neither model.safetensors nor {INDEX} nor {}", native::WEIGHTS))

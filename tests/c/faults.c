@@ -3,6 +3,7 @@
  * sizes and numbers at every edge. After each error: the error object agrees, nothing was written, and the sequence is bit
  * for bit what it was. Then the same calls in random order. What is being called is told on stdout, so that a parent knows
  * where a signal came from; the last line holds the counts. */
+#include <fcntl.h>
 #include <stdalign.h>
 #include <sys/mman.h>
 
@@ -24,12 +25,16 @@ static struct {
     metrale_sampler *sampler;
     metrale_text *text;
     metrale_error *error;
+    metrale_source *source;
+    metrale_loading *loading;
     metrale_seq *list[1];
-    metrale_sampler_stage stages[2];
+    metrale_grammar *grammar;
+    metrale_sampler_stage stages[3];
     metrale_load_options load;
     metrale_text_options text_options;
     metrale_seq_options seq_options;
     metrale_beam_options beam;
+    metrale_embed_options embed;
 } own;
 
 /* Memory that is really there for every size below 2^32 tokens: pages of zeros. */
@@ -44,7 +49,30 @@ static alignas(64) uint8_t written[MOST_ARGUMENTS][256];
 static uint8_t *buffers[MOST_ARGUMENTS];
 static metrale_error *err_place;
 
+/* Compiled once, because that takes its time: it is made again after it was freed. */
+static metrale_grammar *grammar;
+static const char SCHEMA[] = "{\"type\":\"boolean\"}", GBNF[] = "root ::= [a-c]+", LARK[] = "start: /[a-c]+/", REGEX[] = "[a-c]+";
+
+static metrale_grammar *a_grammar(void) {
+    metrale_grammar *made = NULL;
+    OK(metrale_grammar_regex(model, (const uint8_t *)REGEX, sizeof REGEX - 1, &made, &err));
+    return made;
+}
+
+/* A hook that looks and changes nothing. */
+static int32_t looks(void *user, float *logits, size_t count, const metrale_token *history, size_t history_count) {
+    (void)user, (void)history;
+    return logits[0] > 1e30f && count + history_count == 0;
+}
+
 static const char TEXT[] = "Once upon a time";
+/* A file for sources. */
+static int file;
+static int64_t reads_nothing(void *user, uint64_t offset, void *into, size_t len) {
+    (void)user, (void)offset, (void)into, (void)len;
+    return -1;
+}
+
 static const char REQUEST[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]}";
 
 static metrale_error *an_error(void) {
@@ -61,17 +89,24 @@ static void make_own(void) {
     own.stages[0].count = 5;
     own.stages[1].kind = METRALE_STAGE_TEMPERATURE;
     own.stages[1].value = 0.8f;
-    OK(metrale_sampler_new(own.stages, 2, 1, &own.sampler, &err));
+    own.stages[2].kind = METRALE_STAGE_HOOK;
+    OK(metrale_sampler_new(own.stages, 3, 1, &own.sampler, &err));
+    OK(metrale_sampler_set_hook(own.sampler, looks, NULL, &err));
+    if (grammar == NULL) grammar = a_grammar();
+    own.grammar = grammar;
     OK(metrale_text_new(model, NULL, &own.text, &err));
     own.error = an_error();
     own.list[0] = own.seq;
     own.load.struct_size = sizeof own.load;
     own.load.threads = 1;
+    OK(metrale_source_path(path, 0, &own.source, &err));
+    OK(metrale_load_begin(own.source, &own.load, &own.loading, &err));
     own.text_options.struct_size = sizeof own.text_options;
     own.seq_options.struct_size = sizeof own.seq_options;
     own.beam.struct_size = sizeof own.beam;
     own.beam.beams = 2;
     own.beam.max_tokens = 2;
+    own.embed.struct_size = sizeof own.embed;
 }
 
 static void free_own(void) {
@@ -80,11 +115,18 @@ static void free_own(void) {
     metrale_sampler_free(own.sampler);
     metrale_text_free(own.text);
     metrale_error_free(own.error);
+    metrale_source_free(own.source);
+    metrale_loading_free(own.loading);
 }
 
-static int is_handle(char c) { return strchr("MSAXE", c) != NULL; }
-static int is_number(char c) { return strchr("nNcdif", c) != NULL; }
-static int is_written(char c) { return strchr("zIFWRmqax", c) != NULL; }
+/* What handles are of, and the places for new ones in the same order; nothing makes an error but a failure. */
+static const char KINDS[] = "MSAXYZDE", MADE[] = "mqaxywp";
+enum { KIND_COUNT = sizeof KINDS - 1 };
+
+static int is_handle(char c) { return strchr(KINDS, c) != NULL; }
+static int is_made(char c) { return strchr(MADE, c) != NULL; }
+static int is_number(char c) { return strchr("nNcdifk", c) != NULL; }
+static int is_written(char c) { return strchr("zIFWRG12", c) != NULL || is_made(c); }
 
 /* A sound argument. */
 static uintptr_t sound(char letter, char before, int index) {
@@ -94,6 +136,18 @@ static uintptr_t sound(char letter, char before, int index) {
     case 'A': return (uintptr_t)own.sampler;
     case 'X': return (uintptr_t)own.text;
     case 'E': return (uintptr_t)own.error;
+    case 'Y': return (uintptr_t)own.source;
+    case 'Z': return (uintptr_t)own.loading;
+    case 'D': return (uintptr_t)own.grammar;
+    case 'J': return (uintptr_t)SCHEMA;
+    case 'H': return (uintptr_t)GBNF;
+    case 'O': return (uintptr_t)LARK;
+    case 'v': return (uintptr_t)REGEX;
+    case 'j': return (uintptr_t)looks;
+    case 'b': return (uintptr_t)TEXT;
+    case 'h': return (uintptr_t)reads_nothing;
+    case 'u': return (uintptr_t)&own;
+    case 'k': return (uintptr_t)file;
     case 'L': return (uintptr_t)own.list;
     case 't': return (uintptr_t)PROMPT;
     case 's': return (uintptr_t)TEXT;
@@ -108,6 +162,7 @@ static uintptr_t sound(char letter, char before, int index) {
     case 'T': return (uintptr_t)&own.text_options;
     case 'Q': return (uintptr_t)&own.seq_options;
     case 'V': return (uintptr_t)&own.beam;
+    case 'C': return (uintptr_t)&own.embed;
     case 'e': return (uintptr_t)&err_place;
     case 'i': return 5;
     case 'd': return 1;
@@ -116,10 +171,15 @@ static uintptr_t sound(char letter, char before, int index) {
     case 'N':
         switch (before) {
         case 't': return PROMPT_LEN;
-        case 's': return sizeof TEXT - 1;
+        case 's':
+        case 'b': return sizeof TEXT - 1;
         case 'r': return sizeof REQUEST - 1;
         case 'B': return saved_len;
         case 'g': return 2;
+        case 'J': return sizeof SCHEMA - 1;
+        case 'H': return sizeof GBNF - 1;
+        case 'O': return sizeof LARK - 1;
+        case 'v': return sizeof REGEX - 1;
         default: return 1;
         }
     default: return (uintptr_t)(written[index] + 64);
@@ -141,6 +201,9 @@ static void prepare_places(const struct function *f) {
         case 'F': size = sizeof(metrale_memory_plan); break;
         case 'W': size = sizeof(metrale_text_piece); break;
         case 'R': size = sizeof(metrale_step_result); break;
+        case 'G': size = sizeof(metrale_load_progress); break;
+        case '1': size = sizeof(metrale_stats); break;
+        case '2': size = sizeof(metrale_model_counts); break;
         case 'o': memset(buffers[i], 0xA5, 64); break;
         default: break;
         }
@@ -149,17 +212,25 @@ static void prepare_places(const struct function *f) {
     err_place = NULL;
 }
 
-static void free_results(const struct function *f, const uintptr_t *a) {
+static void free_handle(char made, void *handle) {
+    switch (made) {
+    case 'm': metrale_free(handle); break;
+    case 'q': metrale_seq_free(handle); break;
+    case 'a': metrale_sampler_free(handle); break;
+    case 'y': metrale_source_free(handle); break;
+    case 'w': metrale_loading_free(handle); break;
+    case 'p': metrale_grammar_free(handle); break;
+    default: metrale_text_free(handle);
+    }
+}
+
+/* `status` is that of a call that succeeded; a load that goes on has written no model yet. */
+static void free_results(const struct function *f, const uintptr_t *a, int64_t status) {
     for (size_t i = 0; f->letters[i]; i++) {
         void *handle = NULL;
-        if (!strchr("mqax", f->letters[i]) || a[i] == 0) continue;
+        if (!is_made(f->letters[i]) || a[i] == 0 || status == METRALE_AGAIN) continue;
         memcpy(&handle, (void *)a[i], sizeof handle);
-        switch (f->letters[i]) {
-        case 'm': metrale_free(handle); break;
-        case 'q': metrale_seq_free(handle); break;
-        case 'a': metrale_sampler_free(handle); break;
-        default: metrale_text_free(handle);
-        }
+        free_handle(f->letters[i], handle);
     }
 }
 
@@ -179,6 +250,7 @@ static int64_t checked(const struct function *f, uintptr_t *a) {
     memcpy(before, written, sizeof written);
     int64_t status = f->call(a);
     calls++;
+    if (strcmp(f->name, "metrale_grammar_free") == 0 && a[0] == (uintptr_t)grammar) grammar = NULL;
     if (!f->status) {
         if (status) FAIL("a result that cannot be");
     } else if (status < 0) {
@@ -194,7 +266,7 @@ static int64_t checked(const struct function *f, uintptr_t *a) {
         if (digest_of(own.seq) != expected) FAIL("status %d, and the sequence has changed", (int)status);
     } else {
         if (err_place != NULL) FAIL("success with an error object");
-        free_results(f, a);
+        free_results(f, a, status);
     }
     metrale_error_free(err_place);
     if (digest_of(witness) != expected) FAIL("another sequence has changed");
@@ -223,7 +295,7 @@ static void bad_pointers(const struct function *f) {
     }
     for (size_t i = 0; i < pointers; i++) {
         char letter = f->letters[place[i]];
-        if (!is_written(letter) && !strchr("tLgTQVl", letter)) continue;
+        if (!is_written(letter) && !strchr("tLgTQVCl", letter)) continue;
         uintptr_t a[MOST_ARGUMENTS] = {0};
         make_own();
         prepare_places(f);
@@ -237,33 +309,39 @@ static void bad_pointers(const struct function *f) {
 
 /* Numbers that are no handle of the wanted kind; `n` of them. */
 static size_t bad_handles(char kind, uintptr_t *out) {
-    uintptr_t live[5] = {(uintptr_t)own.model, (uintptr_t)own.seq, (uintptr_t)own.sampler, (uintptr_t)own.text, (uintptr_t)own.error};
-    const char *kinds = "MSAXE";
     size_t n = 0;
     uintptr_t right = 0;
-    for (int i = 0; i < 5; i++) {
-        if (kinds[i] == kind) right = live[i];
-        else out[n++] = live[i];
+    for (int i = 0; i < KIND_COUNT; i++) {
+        uintptr_t live = sound(KINDS[i], 0, 0);
+        if (KINDS[i] == kind) right = live;
+        else out[n++] = live;
     }
     metrale_model *stale_model = NULL;
     metrale_seq *stale_seq = NULL;
     metrale_sampler *stale_sampler = NULL;
     metrale_text *stale_text = NULL;
+    metrale_source *stale_source = NULL;
+    metrale_loading *stale_loading = NULL;
     metrale_error *stale_error = an_error();
     OK(metrale_model_retain(model, &stale_model, &err));
     OK(metrale_seq_fork(witness, &stale_seq, &err));
     OK(metrale_sampler_new(NULL, 0, 1, &stale_sampler, &err));
     OK(metrale_text_new(model, NULL, &stale_text, &err));
-    metrale_free(stale_model);
-    metrale_seq_free(stale_seq);
-    metrale_sampler_free(stale_sampler);
-    metrale_text_free(stale_text);
+    OK(metrale_source_path(path, 0, &stale_source, &err));
+    OK(metrale_load_begin(stale_source, NULL, &stale_loading, &err));
+    void *stale[] = {stale_model, stale_seq, stale_sampler, stale_text, stale_source, stale_loading};
+    for (size_t i = 0; i < sizeof stale / sizeof *stale; i++) {
+        free_handle(MADE[i], stale[i]);
+        out[n++] = (uintptr_t)stale[i];
+    }
     metrale_error_free(stale_error);
-    out[n++] = (uintptr_t)stale_model;
-    out[n++] = (uintptr_t)stale_seq;
-    out[n++] = (uintptr_t)stale_sampler;
-    out[n++] = (uintptr_t)stale_text;
     out[n++] = (uintptr_t)stale_error;
+    static metrale_grammar *stale_grammar;
+    if (stale_grammar == NULL) {
+        stale_grammar = a_grammar();
+        metrale_grammar_free(stale_grammar);
+    }
+    out[n++] = (uintptr_t)stale_grammar;
     const uintptr_t invented[] = {0, 1, 8, UINTPTR_MAX, UINTPTR_MAX - 15, (uintptr_t)INTPTR_MAX, (uintptr_t)1 << 63, (uintptr_t)&own};
     for (size_t i = 0; i < sizeof invented / sizeof *invented; i++) out[n++] = invented[i];
     for (int bit = 4; bit < 64; bit++) out[n++] = right ^ (uintptr_t)1 << bit;
@@ -284,7 +362,7 @@ static void bad_handle_arguments(const struct function *f) {
                 if (letter == 'L') own.list[0] = (metrale_seq *)bad[index];
                 else a[place] = bad[index];
                 int64_t status = checked(f, a);
-                int no_sampler = letter == 'A' && bad[index] == 0;
+                int no_sampler = (letter == 'A' || letter == 'D') && bad[index] == 0;
                 if (f->status && !no_sampler && status != METRALE_INVALID_HANDLE) FAIL("status %d for the handle %#zx", (int)status, (size_t)bad[index]);
                 handles++;
             }
@@ -329,10 +407,10 @@ static void bad_structs(const struct function *f) {
     static alignas(64) uint64_t words[1024];
     for (size_t place = 0; f->letters[place]; place++) {
         char letter = f->letters[place];
-        if (!strchr("lTQVIFWR", letter)) continue;
-        size_t count = letter == 'l' ? sizeof own.load / 8 : letter == 'T' ? sizeof own.text_options / 8 : letter == 'Q' ? sizeof own.seq_options / 8 : letter == 'V' ? sizeof own.beam / 8 : 1;
+        if (!strchr("lTQVCIFWRG12", letter)) continue;
+        size_t count = letter == 'l' ? sizeof own.load / 8 : letter == 'T' ? sizeof own.text_options / 8 : letter == 'Q' ? sizeof own.seq_options / 8 : letter == 'V' ? sizeof own.beam / 8 : letter == 'C' ? sizeof own.embed / 8 : 1;
         for (size_t word = 0; word < count + 1; word++) {
-            if (letter == 'l' && (word == 4 || word == 6)) continue;
+            if (letter == 'l' && (word == 4 || word == 6 || word == 11)) continue;
             if (letter == 'T' && (word == 2 || word == 3)) continue;
             for (size_t e = 0; e < EDGE_COUNT + 80; e++) {
                 uintptr_t a[MOST_ARGUMENTS] = {0};
@@ -343,12 +421,12 @@ static void bad_structs(const struct function *f) {
                 prepare_places(f);
                 sound_arguments(f, a);
                 memset(words, 0, sizeof words);
-                words[0] = letter == 'l' ? sizeof own.load : letter == 'T' ? sizeof own.text_options : letter == 'Q' ? sizeof own.seq_options : letter == 'V' ? sizeof own.beam : 0;
+                words[0] = letter == 'l' ? sizeof own.load : letter == 'T' ? sizeof own.text_options : letter == 'Q' ? sizeof own.seq_options : letter == 'V' ? sizeof own.beam : letter == 'C' ? sizeof own.embed : 0;
                 if (letter == 'l') words[2] = 1;
                 if (letter == 'V') words[1] = words[2] = 2;
                 if (word == count) words[0] += 8;
                 words[word] = e < EDGE_COUNT ? EDGES[e] : (e - EDGE_COUNT) * 8 / (e % 2 + 1);
-                if (strchr("IFWR", letter)) {
+                if (strchr("IFWRG12", letter)) {
                     /* What is filled may be as large as it says, up to what a struct may be. */
                     if (words[0] >= 8 && words[0] <= 4096) { free_own(); continue; }
                     memcpy((void *)a[place], words, 8);
@@ -365,7 +443,7 @@ static void bad_structs(const struct function *f) {
 
 /* Random calls on objects that live and die at random. */
 enum { POOL = 6 };
-static struct { uintptr_t handle; uint64_t digest; } pool[5][POOL];
+static struct { uintptr_t handle; uint64_t digest; } pool[KIND_COUNT][POOL];
 static uint64_t state = 88172645463325252u;
 
 static uint64_t pick(uint64_t below) {
@@ -375,7 +453,7 @@ static uint64_t pick(uint64_t below) {
     return (state >> 11) % below;
 }
 
-static int pool_of(char letter) { return (int)(strchr("MSAXE", letter) - "MSAXE"); }
+static int pool_of(char letter) { return (int)(strchr(KINDS, letter) - KINDS); }
 
 /* A sequence's digest, or 0 when the handle is none. */
 static uint64_t digest_or_none(uintptr_t handle) {
@@ -386,12 +464,13 @@ static uint64_t digest_or_none(uintptr_t handle) {
 
 static void random_walk(uint64_t rounds) {
     static const uint64_t SMALL[] = {0, 1, 2, 3, 5, 40, 511, 512, 0xffffffffffffffff, 0x8000000000000000};
-    for (int k = 0; k < 5; k++)
+    for (int k = 0; k < KIND_COUNT; k++)
         for (int i = 0; i < POOL; i++) pool[k][i].handle = 0;
     for (uint64_t round = 0; round < rounds; round++) {
         const struct function *f = &FUNCTIONS[pick(FUNCTION_COUNT)];
         uintptr_t a[MOST_ARGUMENTS] = {0};
-        if (strcmp(f->name, "metrale_load") == 0 && pick(20)) continue;
+        if ((strcmp(f->name, "metrale_load") == 0 || strcmp(f->name, "metrale_load_source") == 0) && pick(20)) continue;
+        if (strchr(f->letters, 'p') && pick(20)) continue;
         /* Objects stay for a while, and what is freed is used again. */
         if (strstr(f->name, "free") && pick(3)) continue;
         if (round % 64 == 0) {
@@ -409,15 +488,15 @@ static void random_walk(uint64_t rounds) {
         for (size_t i = 0; f->letters[i]; i++) {
             char c = f->letters[i];
             if (is_handle(c)) {
-                int k = pick(12) ? pool_of(c) : (int)pick(5);
+                int k = pick(12) ? pool_of(c) : (int)pick(KIND_COUNT);
                 a[i] = pool[k][pick(POOL)].handle;
             } else if (c == 'L') {
-                for (int k = 0; k < 3; k++) list[k] = (metrale_seq *)pool[pick(20) ? 1 : pick(5)][pick(POOL)].handle;
+                for (int k = 0; k < 3; k++) list[k] = (metrale_seq *)pool[pick(20) ? 1 : pick(KIND_COUNT)][pick(POOL)].handle;
                 a[i] = (uintptr_t)list;
             } else if (c == 'n' || c == 'N') {
                 if (f->letters[i - 1] == 'L') a[i] = f->letters[i + 1] == 'd' ? 1 : pick(4);
                 else if (pick(3) == 0) a[i] = pick(a[i] + 1);
-            } else if (c == 'c' || c == 'd' || c == 'i' || c == 'f') {
+            } else if (is_number(c)) {
                 if (pick(2)) a[i] = SMALL[pick(sizeof SMALL / sizeof *SMALL)];
             } else if (pick(25) == 0) {
                 a[i] = 0;
@@ -433,14 +512,13 @@ static void random_walk(uint64_t rounds) {
                 if (digest_or_none(pool[1][i].handle) != pool[1][i].digest) FAIL("status %d, and a sequence has changed", (int)status);
         }
         for (size_t i = 0; f->letters[i] && f->status && status >= 0; i++) {
-            if (!strchr("mqax", f->letters[i])) continue;
+            if (!is_made(f->letters[i]) || status == METRALE_AGAIN) continue;
             uintptr_t made;
             memcpy(&made, (void *)a[i], sizeof made);
-            int k = f->letters[i] == 'm' ? 0 : f->letters[i] == 'q' ? 1 : f->letters[i] == 'a' ? 2 : 3;
-            pool[k][pick(POOL)].handle = made;
+            pool[strchr(MADE, f->letters[i]) - MADE][pick(POOL)].handle = made;
         }
         /* Errors are objects too: some are kept. */
-        if (err_place != NULL && pick(4) == 0) pool[4][pick(POOL)].handle = (uintptr_t)err_place;
+        if (err_place != NULL && pick(4) == 0) pool[KIND_COUNT - 1][pick(POOL)].handle = (uintptr_t)err_place;
         else metrale_error_free(err_place);
         free_own();
     }
@@ -456,6 +534,7 @@ int main(int argc, char **argv) {
     zeros = mmap(NULL, ZEROS, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     CHECK(zeros != MAP_FAILED);
     for (int i = 0; i < MOST_ARGUMENTS; i++) CHECK((buffers[i] = malloc(BUFFER)) != NULL);
+    CHECK((file = open(path, O_RDONLY)) >= 0);
     model = load_model(path);
     witness = new_seq(model, NULL);
     OK(metrale_prefill(witness, PROMPT, PROMPT_LEN, &err));
@@ -473,6 +552,7 @@ int main(int argc, char **argv) {
     }
     printf("random\n");
     random_walk(quick ? 2000 : 40000);
+    metrale_grammar_free(grammar);
     metrale_seq_free(witness);
     metrale_free(model);
     printf("counts: %d functions, %llu calls, %llu with NULLs or misaligned, %llu with bad handles, %llu with edge numbers, %llu with odd structs, "

@@ -1,11 +1,14 @@
 /* Every exported function with the kinds of its arguments, one letter each, so that tests can make arguments up:
  *
- *   M model   S sequence   A sampler   X text stream   E error       handles
+ *   M model   S sequence   A sampler   X text stream   E error   Y source   Z load   D grammar       handles
  *   L handles of sequences           t tokens   s text   r chat request   B saved state   g stages   P path   K key   read
  *   n how many of the pointer before (the function must refuse a size before it reads), N as n, but all would be read
- *   o buffer   c its capacity   z place for a number or pointer   I F W R structs to fill                written
- *   m q a x place for a new model, sequence, sampler, text stream    e place for the error
- *   l T Q V options of a load, text stream, sequence, beam search                   d i f a number: 64 bits, a token, flags
+ *   J H O v source of a grammar: JSON schema, GBNF, Lark, regular expression                             read
+ *   b bytes of a file   h function that reads   j hook of a sampler   u what they are called with        read later
+ *   o buffer   c its capacity   z place for a number or pointer   I F W R G 1 2 structs to fill          written
+ *   m q a x y w p place for a new model, sequence, sampler, text stream, source, load, grammar    e place for the error
+ *   l T Q V C options of a load, text stream, sequence, beam search, embedding
+ *   d i f k a number: 64 bits, a token, flags, a file descriptor
  */
 #ifndef FAULTS_H
 #define FAULTS_H
@@ -49,6 +52,21 @@ NOTHING(error_free, H(0, metrale_error))
 STATUS(model_probe, P(0), P(1), a[2], P(3), P(4))
 STATUS(plan, P(0), P(1), a[2], P(3), P(4))
 STATUS(load, P(0), P(1), P(2), P(3))
+STATUS(source_folder, a[0], P(1), P(2))
+STATUS(source_add, H(0, metrale_source), P(1), H(2, metrale_source), P(3))
+STATUS(source_probe, H(0, metrale_source), P(1), a[2], P(3), P(4))
+STATUS(source_plan, H(0, metrale_source), P(1), a[2], P(3), P(4))
+STATUS(load_step_bytes, H(0, metrale_loading), a[1], P(2), P(3), P(4))
+STATUS(source_path, P(0), a[1], P(2), P(3))
+STATUS(source_buffer, P(0), a[1], a[2], P(3), P(4))
+STATUS(source_fd, (int32_t)a[0], a[1], a[2], a[3], P(4), P(5))
+STATUS(source_reader, (metrale_read_at_fn)a[0], P(1), a[2], a[3], P(4), P(5))
+NOTHING(source_free, H(0, metrale_source))
+STATUS(load_source, H(0, metrale_source), P(1), P(2), P(3))
+STATUS(load_begin, H(0, metrale_source), P(1), P(2), P(3))
+STATUS(load_step, H(0, metrale_loading), a[1], P(2), P(3), P(4))
+STATUS(load_cancel, H(0, metrale_loading), P(1))
+NOTHING(loading_free, H(0, metrale_loading))
 NOTHING(free, H(0, metrale_model))
 STATUS(model_retain, H(0, metrale_model), P(1), P(2))
 STATUS(model_info, H(0, metrale_model), P(1), P(2), P(3))
@@ -64,6 +82,13 @@ STATUS(text_reset, H(0, metrale_text), P(1))
 NOTHING(text_free, H(0, metrale_text))
 STATUS(sampler_new, P(0), a[1], a[2], P(3), P(4))
 NOTHING(sampler_free, H(0, metrale_sampler))
+STATUS(sampler_set_hook, H(0, metrale_sampler), (metrale_hook_fn)a[1], P(2), P(3))
+STATUS(grammar_json_schema, H(0, metrale_model), P(1), a[2], P(3), P(4))
+STATUS(grammar_gbnf, H(0, metrale_model), P(1), a[2], P(3), P(4))
+STATUS(grammar_lark, H(0, metrale_model), P(1), a[2], P(3), P(4))
+STATUS(grammar_regex, H(0, metrale_model), P(1), a[2], P(3), P(4))
+NOTHING(grammar_free, H(0, metrale_grammar))
+STATUS(seq_grammar, H(0, metrale_seq), H(1, metrale_grammar), P(2))
 STATUS(seq_new, H(0, metrale_model), P(1), P(2), P(3))
 NOTHING(seq_free, H(0, metrale_seq))
 STATUS(seq_info, H(0, metrale_seq), P(1), P(2))
@@ -88,6 +113,11 @@ STATUS(seq_logits, H(0, metrale_seq), P(1), P(2), P(3))
 STATUS(seq_logprobs, H(0, metrale_seq), P(1), a[2], P(3), a[4], P(5), P(6), P(7))
 STATUS(seq_encode, H(0, metrale_seq), P(1), a[2], P(3))
 STATUS(seq_beam, H(0, metrale_seq), P(1), P(2), a[3], P(4), P(5), P(6))
+STATUS(model_fingerprint, H(0, metrale_model), P(1), a[2], P(3), P(4))
+STATUS(model_stats, H(0, metrale_model), P(1), P(2))
+STATUS(seq_stats, H(0, metrale_seq), P(1), P(2))
+STATUS(seq_shift, H(0, metrale_seq), a[1], a[2], P(3))
+STATUS(embed, H(0, metrale_model), P(1), a[2], P(3), P(4), a[5], P(6), P(7))
 
 #define F(name, letters, status) {"metrale_" #name, letters, status, call_##name}
 static const struct function FUNCTIONS[] = {
@@ -104,7 +134,16 @@ static const struct function FUNCTIONS[] = {
     F(seq_commit, "Sde", 1),       F(seq_match, "Stnze", 1),     F(seq_save, "Socze", 1),        F(seq_restore, "SBne", 1),
     F(prefill, "Stne", 1),         F(decode_step, "Lnoe", 1),    F(seq_feed, "Stne", 1),         F(step, "LndRe", 1),
     F(step_estimate, "Lnze", 1),   F(poll, "Sze", 1),            F(cancel, "Se", 1),             F(cancel_all, "Me", 1),
+    F(model_fingerprint, "Mocze", 1), F(model_stats, "M2e", 1), F(seq_stats, "S1e", 1),         F(seq_shift, "Sdde", 1),
+    F(embed, "MtnCocze", 1),
     F(seq_logits, "Szze", 1),      F(seq_logprobs, "StNoNooe", 1), F(seq_encode, "Stne", 1),    F(seq_beam, "SVoczze", 1),
+    F(source_path, "Pfye", 1),     F(source_buffer, "bnfye", 1), F(source_fd, "kddfye", 1),      F(source_reader, "hudfye", 1),
+    F(source_free, "Y", 0),        F(load_source, "Ylme", 1),    F(load_begin, "Ylwe", 1),       F(load_step, "ZdGme", 1),
+    F(load_cancel, "Ze", 1),       F(loading_free, "Z", 0),      F(source_folder, "fye", 1),     F(source_add, "YKYe", 1),
+    F(source_probe, "Yocze", 1),   F(source_plan, "YldFe", 1),   F(load_step_bytes, "ZdGme", 1),
+    F(sampler_set_hook, "Ajue", 1), F(grammar_json_schema, "MJnpe", 1),
+    F(grammar_gbnf, "MHnpe", 1),   F(grammar_lark, "MOnpe", 1),  F(grammar_regex, "Mvnpe", 1),   F(grammar_free, "D", 0),
+    F(seq_grammar, "SDe", 1),
 };
 enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof FUNCTIONS[0] };
 

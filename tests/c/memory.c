@@ -41,10 +41,14 @@ int posix_memalign(void **out, size_t align, size_t size) {
 
 static const char *path;
 static metrale_model *model;
-static metrale_seq *witness, *seq;
+/* One that keeps beginnings of its sequences. */
+static metrale_model *keeper;
+static metrale_token LONG_PROMPT[50];
+static uint64_t kept[7];
+static metrale_seq *witness, *seq, *longer;
 static metrale_sampler *sampler;
 static metrale_text *stream;
-static uint64_t expected, after_prefill, after_step;
+static uint64_t expected, after_prefill, after_step, after_stages;
 static const metrale_token PROMPT[] = {1, 403, 407, 261, 378};
 static metrale_token token;
 static uint8_t *saved, *buffer;
@@ -68,6 +72,43 @@ static metrale_status do_plan(void) {
     return metrale_plan(path, NULL, 1, &plan, &err);
 }
 static metrale_status do_probe(void) { return metrale_model_probe(path, buffer, BUFFER, &size, &err); }
+static metrale_status do_source(void) {
+    metrale_source *made = NULL;
+    metrale_status status = metrale_source_buffer((const uint8_t *)TEXT, sizeof TEXT, METRALE_SOURCE_COPY, &made, &err);
+    metrale_source_free(made);
+    return status;
+}
+static metrale_status do_folder(void) {
+    metrale_source *made = NULL, *part = NULL;
+    metrale_status status = metrale_source_folder(0, &made, &err);
+    if (status == METRALE_OK) status = metrale_source_path(path, 0, &part, &err);
+    if (status == METRALE_OK) status = metrale_source_add(made, "model.gguf", part, &err);
+    metrale_source_free(part);
+    metrale_source_free(made);
+    return status;
+}
+static metrale_status do_source_look(void) {
+    metrale_source *source = NULL;
+    metrale_memory_plan plan = {.struct_size = sizeof plan};
+    metrale_status status = metrale_source_path(path, METRALE_SOURCE_READ, &source, &err);
+    if (status == METRALE_OK) status = metrale_source_probe(source, buffer, BUFFER, &size, &err);
+    if (status == METRALE_OK) status = metrale_source_plan(source, NULL, 1, &plan, &err);
+    metrale_source_free(source);
+    return status;
+}
+static metrale_status do_load_step(void) {
+    metrale_load_options options = {.struct_size = sizeof options, .threads = 2};
+    metrale_source *source = NULL;
+    metrale_loading *loading = NULL;
+    metrale_model *made = NULL;
+    metrale_status status = metrale_source_path(path, METRALE_SOURCE_READ, &source, &err);
+    if (status == METRALE_OK) status = metrale_load_begin(source, &options, &loading, &err);
+    metrale_source_free(source);
+    if (status == METRALE_OK) status = metrale_load_step(loading, UINT64_MAX, NULL, &made, &err);
+    metrale_loading_free(loading);
+    metrale_free(made);
+    return status;
+}
 static metrale_status do_seq_new(void) {
     metrale_seq *made = NULL;
     metrale_status status = metrale_seq_new(model, NULL, &made, &err);
@@ -124,6 +165,55 @@ static metrale_status do_sampler(void) {
     metrale_sampler_free(made);
     return status;
 }
+/* A fork's pages are copied before they are changed. */
+static metrale_status do_shift(void) {
+    metrale_seq *fork = NULL;
+    metrale_status status = metrale_seq_fork(longer, &fork, &err);
+    if (status >= 0) status = metrale_seq_shift(fork, 1, 20, &err);
+    metrale_seq_free(fork);
+    return status;
+}
+/* Prompts that begin alike: looking up, taking up, keeping and giving way, at the end of a prompt and of a sequence. */
+static metrale_status do_prefix(void) {
+    static metrale_token last;
+    metrale_seq *made = NULL;
+    LONG_PROMPT[40] = 300 + last++ % 7;
+    metrale_status status = metrale_seq_new(keeper, NULL, &made, &err);
+    if (status >= 0) status = metrale_prefill(made, LONG_PROMPT, 50, &err);
+    if (status >= 0) status = metrale_prefill(made, LONG_PROMPT, 30, &err);
+    uint64_t digest = status >= 0 ? digest_of(made) : 0;
+    metrale_seq_free(made);
+    if (status >= 0 && digest != kept[LONG_PROMPT[40] - 300]) {
+        fprintf(stderr, "a prompt was taken up wrongly\n");
+        exit(1);
+    }
+    return status;
+}
+static metrale_status do_embed(void) { return metrale_embed(model, PROMPT, 5, NULL, (float *)(void *)buffer, BUFFER / 4, &size, &err); }
+static metrale_status do_fingerprint(void) { return metrale_model_fingerprint(model, buffer, BUFFER, &size, &err); }
+/* Every stage there is: their buffers are made by the first token. */
+static int32_t looks(void *user, float *logits, size_t count, const metrale_token *history, size_t history_count) {
+    (void)user, (void)logits, (void)history;
+    return count + history_count == 0;
+}
+static metrale_status do_stages(void) {
+    const metrale_sampler_stage stages[] = {
+        {.kind = METRALE_STAGE_REPETITION, .value = 1.1f, .count = 8},
+        {.kind = METRALE_STAGE_DRY, .value = 0.8f, .second = 1.75f, .length = 2},
+        {.kind = METRALE_STAGE_DRY_BREAKER, .token = 13},
+        {.kind = METRALE_STAGE_HOOK},
+        {.kind = METRALE_STAGE_TOP_N_SIGMA, .value = 3.0f},
+        {.kind = METRALE_STAGE_TYPICAL, .value = 0.95f},
+        {.kind = METRALE_STAGE_XTC, .value = 0.1f, .second = 0.5f},
+        {.kind = METRALE_STAGE_MIROSTAT, .value = 3.0f, .second = 0.1f, .count = 100},
+    };
+    metrale_sampler *made = NULL;
+    metrale_status status = metrale_sampler_new(stages, sizeof stages / sizeof *stages, 1, &made, &err);
+    if (status == METRALE_OK) status = metrale_sampler_set_hook(made, looks, NULL, &err);
+    if (status == METRALE_OK) status = metrale_seq_sampling(seq, made, &err);
+    metrale_sampler_free(made);
+    return status == METRALE_OK ? metrale_decode_step(&seq, 1, &token, &err) : status;
+}
 static metrale_status do_meta(void) { return metrale_model_meta(model, "vocab", buffer, BUFFER, &size, &err); }
 
 static const struct operation {
@@ -134,10 +224,15 @@ static const struct operation {
     {"seq_new", do_seq_new, NULL},       {"prefill", do_prefill, &after_prefill}, {"decode_step", do_decode, &after_step},
     {"feed", do_feed, NULL},             {"step", do_step, &after_step},          {"fork", do_fork, NULL},
     {"mark", do_mark, NULL},             {"save", do_save, NULL},                 {"restore", do_restore, NULL},
+    {"shift", do_shift, NULL},           {"prefix", do_prefix, NULL},
+    {"embed", do_embed, NULL},           {"fingerprint", do_fingerprint, NULL},
     {"sampling", do_sampling, NULL},     {"logprobs", do_logprobs, NULL},         {"tokenize", do_tokenize, NULL},
     {"detokenize", do_detokenize, NULL}, {"chat_render", do_render, NULL},        {"text_new", do_text_new, NULL},
     {"text_push", do_push, NULL},        {"sampler_new", do_sampler, NULL},       {"model_meta", do_meta, NULL},
-    {"probe", do_probe, NULL},           {"plan", do_plan, NULL},                 {"load", do_load, NULL},
+    {"stages", do_stages, &after_stages},
+    {"probe", do_probe, NULL},           {"plan", do_plan, NULL},                 {"source", do_source, NULL},
+    {"folder", do_folder, NULL},         {"source_look", do_source_look, NULL},       {"load", do_load, NULL},
+    {"load_step", do_load_step, NULL},
 };
 
 static void fresh(void) {
@@ -205,13 +300,34 @@ int main(int argc, char **argv) {
     CHECK(metrale_decode_step(&seq, 1, &token, NULL) >= METRALE_OK);
     after_step = digest_of(seq);
     done();
+    for (int i = 0; i < 50; i++) LONG_PROMPT[i] = 259 + i * 37 % 200;
+    longer = new_seq(model, NULL);
+    OK(metrale_prefill(longer, LONG_PROMPT, 50, &err));
+    uint64_t long_digest = digest_of(longer);
+    for (metrale_token i = 0; i < 7; i++) {
+        metrale_seq *made = new_seq(model, NULL);
+        LONG_PROMPT[40] = 300 + i;
+        OK(metrale_prefill(made, LONG_PROMPT, 50, &err));
+        OK(metrale_prefill(made, LONG_PROMPT, 30, &err));
+        kept[i] = digest_of(made);
+        metrale_seq_free(made);
+    }
+    options.prefix_bytes = 150000;
+    OK(metrale_load(path, &options, &keeper, &err));
+    fresh();
+    CHECK(do_stages() >= METRALE_OK);
+    after_stages = digest_of(seq);
+    done();
     const char *only = getenv("ONLY");
     for (size_t i = 0; i < sizeof OPERATIONS / sizeof *OPERATIONS; i++) {
         if (only && strcmp(only, OPERATIONS[i].name) != 0) continue;
         /* A load that goes on without any memory needs more than is set aside: docs/faults.md. */
-        int last = strcmp(OPERATIONS[i].name, "load") == 0 ? 0 : 1;
+        int last = strncmp(OPERATIONS[i].name, "load", 4) == 0 ? 0 : 1;
         for (int all = 0; all <= last; all++) sweep(&OPERATIONS[i], all, quick ? 50 : 400);
     }
+    CHECK(digest_of(longer) == long_digest);
+    metrale_seq_free(longer);
+    metrale_free(keeper);
     metrale_sampler_free(sampler);
     metrale_seq_free(witness);
     metrale_free(model);

@@ -152,6 +152,134 @@ static void failed_steps_spend_nothing(void) {
     metrale_sampler_free(nothing);
 }
 
+struct hook {
+    uint64_t calls;
+    size_t history;
+    int32_t answer;
+    metrale_token wanted;
+    metrale_seq *other;
+};
+
+/* Wants one token, which it raises above all; or fails; or works on another sequence meanwhile. */
+static int32_t wishes(void *user, float *logits, size_t count, const metrale_token *history, size_t history_count) {
+    struct hook *hook = user;
+    hook->calls++;
+    hook->history = history_count;
+    if (hook->answer) return hook->answer;
+    CHECK(count == 512 && history[0] == PROMPT[0]);
+    logits[hook->wanted] = 1e6f;
+    if (hook->other) {
+        metrale_token token = -1;
+        metrale_step_result result = {.struct_size = sizeof result};
+        CHECK(metrale_decode_step(&hook->other, 1, &token, NULL) >= METRALE_OK);
+        EXPECT(METRALE_INVALID_STATE, metrale_step(&hook->other, 1, 0, &result, &err));
+    }
+    return 0;
+}
+
+static void hooks(void) {
+    const metrale_sampler_stage stages[] = {{.kind = METRALE_STAGE_HOOK}, {.kind = METRALE_STAGE_TOP_K, .count = 1}};
+    const metrale_sampler_stage cut[] = {{.kind = METRALE_STAGE_TOP_K, .count = 1}, {.kind = METRALE_STAGE_HOOK}};
+    metrale_sampler *sampler = sampler_of(stages, 2, 1), *without = sampler_of(cut, 1, 1);
+    struct hook hook = {.wanted = 300};
+    metrale_seq_options options = {.struct_size = sizeof options, .sampler = sampler};
+    metrale_seq *seq = NULL, *other = new_seq(model, NULL), *fork = NULL;
+    metrale_token tokens[2] = {-9, -9};
+    EXPECT(METRALE_INVALID_STATE, metrale_seq_new(model, &options, &seq, &err));
+    EXPECT(METRALE_INVALID_STATE, metrale_sampler_set_hook(without, wishes, &hook, &err));
+    OK(metrale_sampler_set_hook(sampler, wishes, &hook, &err));
+    seq = new_seq(model, &options);
+    OK(metrale_prefill(seq, PROMPT, 5, &err));
+    OK(metrale_prefill(other, PROMPT, 5, &err));
+    OK(metrale_decode_step(&seq, 1, tokens, &err));
+    CHECK(tokens[0] == 300 && hook.calls == 1 && hook.history == 5);
+
+    /* It fails: its sequence alone, and unchanged. */
+    metrale_seq *pair[] = {seq, other};
+    hook.answer = METRALE_BUSY;
+    EXPECT(METRALE_BUSY, metrale_decode_step(&seq, 1, tokens, &err));
+    hook.answer = 17;
+    EXPECT(METRALE_CANCELLED, metrale_decode_step(&seq, 1, tokens, &err));
+    metrale_step_result results[2] = {{.struct_size = sizeof results[0]}, {.struct_size = sizeof results[0]}};
+    OK(metrale_step(pair, 2, 0, results, &err));
+    CHECK(results[0].status == METRALE_CANCELLED && results[0].token == -1 && results[1].status >= METRALE_OK);
+    CHECK(length_of(seq) == 6 && length_of(other) == 6);
+    hook.answer = 0;
+
+    /* In the middle of a step it may work on another sequence, but not step. */
+    hook.other = other;
+    OK(metrale_step(&seq, 1, 0, results, &err));
+    CHECK(results[0].token == 300 && length_of(other) == 7);
+    hook.other = NULL;
+
+    /* Forks have it; other samplers and those made before it was taken away do not change. */
+    OK(metrale_seq_fork(seq, &fork, &err));
+    hook.wanted = 41;
+    OK(metrale_sampler_set_hook(sampler, NULL, NULL, &err));
+    EXPECT(METRALE_INVALID_STATE, metrale_seq_sampling(other, sampler, &err));
+    metrale_sampler_free(sampler);
+    EXPECT(METRALE_INVALID_HANDLE, metrale_sampler_set_hook(sampler, wishes, &hook, &err));
+    OK(metrale_decode_step(&fork, 1, tokens, &err));
+    CHECK(tokens[0] == 41);
+
+    /* At its place: behind a cut the wish comes too late. */
+    metrale_sampler *late = sampler_of(cut, 2, 1);
+    OK(metrale_sampler_set_hook(late, wishes, &hook, &err));
+    OK(metrale_seq_sampling(other, late, &err));
+    metrale_token best = best_of(other);
+    CHECK(best != 41 && metrale_decode_step(&other, 1, tokens, NULL) >= METRALE_OK && tokens[0] == best);
+    metrale_sampler_free(late);
+    metrale_sampler_free(without);
+    metrale_seq_free(seq);
+    metrale_seq_free(other);
+    metrale_seq_free(fork);
+}
+
+/* The state of stages goes with the sequence: marks, forks, and bytes. */
+static void state_of_stages(void) {
+    const metrale_sampler_stage stages[] = {
+        {.kind = METRALE_STAGE_DRY, .value = 2.0f, .second = 1.75f, .length = 1},
+        {.kind = METRALE_STAGE_XTC, .value = 0.05f, .second = 0.5f},
+        {.kind = METRALE_STAGE_MIROSTAT_V2, .value = 4.0f, .second = 0.3f},
+    };
+    metrale_sampler *sampler = sampler_of(stages, 3, 21);
+    metrale_seq_options options = {.struct_size = sizeof options, .sampler = sampler, .flags = METRALE_SEQ_LOGPROBS | METRALE_SEQ_IGNORE_END};
+    metrale_seq *seq = new_seq(model, &options), *fork = NULL, *restored = new_seq(model, &options);
+    metrale_token first[MOST], again[MOST];
+    uint64_t mark = 0;
+    OK(metrale_prefill(seq, PROMPT, 5, &err));
+    for (size_t i = 0; i < steps; i++) OK(metrale_decode_step(&seq, 1, first, &err));
+    OK(metrale_seq_mark(seq, &mark, &err));
+    OK(metrale_seq_fork(seq, &fork, &err));
+    size_t size = 0;
+    EXPECT(METRALE_MORE, metrale_seq_save(seq, NULL, 0, &size, &err));
+    uint8_t *bytes = malloc(size);
+    OK(metrale_seq_save(seq, bytes, size, &size, &err));
+    OK(metrale_seq_restore(restored, bytes, size, &err));
+    metrale_sequence_info a = {.struct_size = sizeof a}, b = a;
+    OK(metrale_seq_info(seq, &a, &err));
+    OK(metrale_seq_info(restored, &b, &err));
+    CHECK(memcmp(&a, &b, sizeof a) == 0);
+    for (size_t i = 0; i < steps; i++) OK(metrale_decode_step(&seq, 1, first + i, &err));
+    OK(metrale_seq_rollback(seq, mark, &err));
+    metrale_seq *copies[] = {seq, fork, restored};
+    for (int c = 0; c < 3; c++) {
+        for (size_t i = 0; i < steps; i++) OK(metrale_decode_step(&copies[c], 1, again + i, &err));
+        CHECK(same(first, again));
+    }
+    /* Every byte of the first part is looked at. */
+    for (size_t i = 0; i < 64; i++) {
+        bytes[i] ^= 4;
+        metrale_error *err = NULL;
+        CHECK(metrale_seq_restore(restored, bytes, size, &err) < METRALE_OK);
+        metrale_error_free(err);
+        bytes[i] ^= 4;
+    }
+    free(bytes);
+    metrale_sampler_free(sampler);
+    for (int c = 0; c < 3; c++) metrale_seq_free(copies[c]);
+}
+
 static void refusals(void) {
     const metrale_sampler_stage bad[] = {
         {.kind = 0},
@@ -163,9 +291,20 @@ static void refusals(void) {
         {.kind = METRALE_STAGE_MIN_P, .value = -0.5f},
         {.kind = METRALE_STAGE_REPETITION},
         {.kind = METRALE_STAGE_GREEDY, .value = 1.0f},
-        {.kind = METRALE_STAGE_GREEDY, .reserved = {0, 1, 0, 0}},
+        {.kind = METRALE_STAGE_GREEDY, .reserved = {0, 1}},
         {.kind = METRALE_STAGE_BIAS, .token = -1},
         {.kind = METRALE_STAGE_BIAS, .token = 1, .value = INFINITY},
+        {.kind = METRALE_STAGE_TYPICAL, .value = 2.0f},
+        {.kind = METRALE_STAGE_TOP_N_SIGMA, .value = -1.0f},
+        {.kind = METRALE_STAGE_TOP_N_SIGMA, .value = 1.0f, .second = 1.0f},
+        {.kind = METRALE_STAGE_XTC, .value = 0.1f, .second = 1.5f},
+        {.kind = METRALE_STAGE_XTC, .value = 0.1f, .second = 0.5f, .length = 1},
+        {.kind = METRALE_STAGE_MIROSTAT, .value = 3.0f, .second = 0.1f},
+        {.kind = METRALE_STAGE_MIROSTAT_V2, .value = 3.0f, .second = 0.1f, .count = 100},
+        {.kind = METRALE_STAGE_DRY, .value = 0.8f, .second = 1.75f},
+        {.kind = METRALE_STAGE_DRY, .value = 0.8f, .length = 2},
+        {.kind = METRALE_STAGE_DRY_BREAKER, .token = -1},
+        {.kind = METRALE_STAGE_HOOK, .value = 1.0f},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         metrale_sampler_stage stages[2] = {{.kind = METRALE_STAGE_TOP_K, .count = 5}, bad[i]};
@@ -199,6 +338,8 @@ int main(int argc, char **argv) {
     changing_the_sampler();
     nothing_left();
     failed_steps_spend_nothing();
+    hooks();
+    state_of_stages();
     refusals();
     metrale_free(model);
     return 0;

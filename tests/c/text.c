@@ -159,6 +159,74 @@ static void stop_strings(void) {
     EXPECT(METRALE_UNKNOWN_OPTION, metrale_text_new(model, &options, &stream, &err));
 }
 
+/* Row 62: with stop strings and characters that are held back, each piece still says which tokens it came from, so that their
+ * log-probabilities can be put beside it. What is right is counted here from the bytes of each token. */
+static void spans_beside_logprobs(void) {
+    enum { STEPS = 40 };
+    metrale_token tokens[STEPS], prompt[] = {1, 403, 407, 261, 378};
+    float logprobs[STEPS];
+    size_t starts[STEPS + 1] = {0};
+    char all[1024];
+    metrale_seq_options options = {.struct_size = sizeof options, .flags = METRALE_SEQ_LOGPROBS | METRALE_SEQ_IGNORE_END};
+    metrale_seq *seq = NULL;
+    OK(metrale_seq_new(model, &options, &seq, &err));
+    OK(metrale_prefill(seq, prompt, 5, &err));
+    for (size_t i = 0; i < STEPS; i++) {
+        float row = 0;
+        CHECK(metrale_decode_step(&seq, 1, &tokens[i], NULL) >= METRALE_OK);
+        metrale_sequence_info info = {.struct_size = sizeof info};
+        OK(metrale_seq_info(seq, &info, &err));
+        logprobs[i] = info.last_logprob;
+        CHECK(logprobs[i] <= 0 && info.last_token == tokens[i]);
+        /* The same number from the row it was chosen from. */
+        metrale_seq *before = NULL;
+        OK(metrale_seq_fork(seq, &before, &err));
+        OK(metrale_seq_truncate(before, 5 + i, &err));
+        OK(metrale_seq_logprobs(before, &tokens[i], 1, &row, 0, NULL, NULL, &err));
+        CHECK(row == logprobs[i]);
+        metrale_seq_free(before);
+        size_t n = 0;
+        OK(metrale_token_bytes(model, tokens[i], (uint8_t *)all + starts[i], sizeof all - starts[i], &n, &err));
+        starts[i + 1] = starts[i] + n;
+    }
+    metrale_seq_free(seq);
+    all[starts[STEPS]] = 0;
+    /* A stop string out of the middle of what comes, across a token's end, and one that only begins. */
+    char stops[64];
+    size_t at = starts[STEPS / 2] - 1, stops_len = (size_t)sprintf(stops, "%.4s", all + at) + 1;
+    const char *found = strstr(all, stops);
+    CHECK(found != NULL);
+    at = (size_t)(found - all);
+    stops_len += (size_t)sprintf(stops + stops_len, "%.2s~", all + at / 2);
+    metrale_text_options text = {.struct_size = sizeof text, .stops = (const uint8_t *)stops, .stops_len = stops_len};
+    metrale_text *stream = NULL;
+    OK(metrale_text_new(model, &text, &stream, &err));
+    /* A stream drops the space that its first token begins with; bytes are counted from there. */
+    size_t shown = all[0] == ' ' ? 1 : 0;
+    for (size_t i = 0; i < STEPS; i++) {
+        metrale_text_piece out = piece();
+        metrale_status status = metrale_text_push(stream, tokens[i], &out, NULL);
+        CHECK(status >= METRALE_OK);
+        if (out.len) {
+            CHECK(memcmp(all + shown, out.bytes, out.len) == 0);
+            /* Its first byte lies in its first token, its last byte in its last one. */
+            CHECK(out.first_token < out.end_token && out.end_token <= i + 1);
+            CHECK(starts[out.first_token] <= shown && shown < starts[out.first_token + 1]);
+            size_t last = shown + out.len - 1;
+            CHECK(starts[out.end_token - 1] <= last && last < starts[out.end_token]);
+            shown += out.len;
+        } else {
+            CHECK(out.first_token == 0 && out.end_token == 0);
+        }
+        if (status == METRALE_DONE) {
+            CHECK(out.stop == 0 && shown == at);
+            break;
+        }
+        CHECK(i + 1 < STEPS);
+    }
+    metrale_text_free(stream);
+}
+
 int main(int argc, char **argv) {
     model = load_model(arguments(argc, argv));
     round_trip();
@@ -167,6 +235,7 @@ int main(int argc, char **argv) {
     chat();
     stream();
     stop_strings();
+    spans_beside_logprobs();
     metrale_free(model);
     return 0;
 }

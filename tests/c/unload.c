@@ -1,6 +1,9 @@
-/* A plugin's life: the library is opened by name, used, closed and opened again. It may stay resident; it may not
- * crash, whatever was left unfreed. The second argument is the library's path, a third asks for a quick run. */
+/* A plugin's life: the library is opened by name, used, closed and opened again, a hundred times. It stays resident, so that
+ * nothing crashes whatever was left unfreed: live handles, a model's workers, threads that used it and end afterwards. The second argument is the library's path, a third asks for a quick run. */
 #include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,22 +42,43 @@ static int use(const char *path, int leave_all) {
     return 0;
 }
 
+/* A thread that uses the library, outlives the dlclose, and then ends. */
+static atomic_int used, closed;
+
+static void *outlive(void *path) {
+    if (use(path, 0) != 0) exit(3);
+    atomic_store(&used, 1);
+    while (!atomic_load(&closed)) sched_yield();
+    return NULL;
+}
+
 int main(int argc, char **argv) {
     if (argc < 3) return 2;
-    int rounds = argc > 3 ? 3 : 50;
+    int rounds = argc > 3 ? 3 : 100;
     for (int round = 0; round < rounds; round++) {
         library = dlopen(argv[2], RTLD_NOW | RTLD_LOCAL);
         if (library == NULL) {
             fprintf(stderr, "%s\n", dlerror());
             return 1;
         }
-        int failed = use(argv[1], round == rounds - 1);
+        pthread_t thread;
+        atomic_store(&used, 0);
+        atomic_store(&closed, 0);
+        if (round % 10 == 1) {
+            if (pthread_create(&thread, NULL, outlive, argv[1]) != 0) return 1;
+            while (!atomic_load(&used)) sched_yield();
+        }
+        /* Sometimes with live handles, and so with workers that wait. */
+        int failed = use(argv[1], round % 10 == 5);
         if (failed) {
             fprintf(stderr, "round %d stopped at %d\n", round, failed);
             return 1;
         }
-        /* With live handles in the last round: the process then ends as it is. */
-        if (round < rounds - 1 && dlclose(library) != 0) return 1;
+        if (dlclose(library) != 0) return 1;
+        if (round % 10 == 1) {
+            atomic_store(&closed, 1);
+            if (pthread_join(thread, NULL) != 0) return 1;
+        }
     }
     return 0;
 }

@@ -3,6 +3,7 @@
 
 pub mod copies;
 pub mod golden;
+pub mod llama64;
 
 use std::path::{Path, PathBuf};
 

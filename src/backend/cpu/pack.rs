@@ -13,10 +13,12 @@
 //! A packed weight is `gain * (scale * code - min)`. Scales that f16 holds exactly stay exact (gain 1); otherwise a power of two moves
 //! into the gain so that the largest scale of the row has all its bits. Rows beyond the last are zeros.
 
-use super::arena::Buffer;
+use super::arena::{Buffer, Region};
 use crate::error::{Error, Kind, Result};
+use crate::runtime::Class;
 use crate::{bail, ensure};
 use half::{bf16, f16};
+use std::sync::Arc;
 
 /// Output rows in a panel.
 pub const LANES: usize = 16;
@@ -267,6 +269,11 @@ impl Packed {
 
     /// A zeroed matrix, to be filled panel by panel.
     pub fn new(layout: Layout, rows: usize, cols: usize) -> Result<Packed> {
+        Packed::new_in(layout, rows, cols, None)
+    }
+
+    /// As [`Packed::new`], in a region while it has room.
+    pub fn new_in(layout: Layout, rows: usize, cols: usize, region: Option<&Arc<Region>>) -> Result<Packed> {
         let sizes = || {
             Error::new(
                 Kind::Unsupported,
@@ -275,7 +282,11 @@ impl Packed {
         };
         let panel_bytes = layout.panel_bytes(cols).ok_or_else(sizes)?;
         let bytes = Packed::bytes(layout, rows, cols).ok_or_else(sizes)?;
-        Ok(Packed { layout, rows, cols, panel_bytes, data: Buffer::new(bytes, "packed weights")? })
+        let data = match region.and_then(|region| region.take(bytes)) {
+            Some(data) => data,
+            None => Buffer::of(Class::Weights, bytes, "packed weights")?,
+        };
+        Ok(Packed { layout, rows, cols, panel_bytes, data })
     }
 
     /// How the weights are stored.

@@ -8,7 +8,7 @@
 use super::barrier::{Barrier, Padded, Poisoned, wait_until};
 use super::flush::FlushGuard;
 use crate::error::{Error, Kind, Result};
-use crate::{bail, ensure};
+use crate::{bail, ensure, runtime};
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
@@ -47,6 +47,8 @@ struct Shared {
     /// Some thread of the present job panicked; the first text wins.
     failed: AtomicBool,
     failure: Mutex<String>,
+    /// Memory ran short on a worker during the present job.
+    short: AtomicBool,
     /// Workers asleep (or about to be) on `wake`.
     sleepers: AtomicUsize,
     sleep: Mutex<()>,
@@ -87,6 +89,7 @@ impl Pool {
             spins,
             failed: AtomicBool::new(false),
             failure: Mutex::new(String::new()),
+            short: AtomicBool::new(false),
             sleepers: AtomicUsize::new(0),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
@@ -96,10 +99,14 @@ impl Pool {
         let _masked = SignalMask::block();
         for index in 1..count {
             let shared = Arc::clone(&pool.shared);
+            let runtime = runtime::current();
             let worker = std::thread::Builder::new()
                 .name(format!("metrale-{index}"))
                 .stack_size(STACK)
-                .spawn(move || work(&shared, index))
+                .spawn(move || {
+                    let _scope = runtime::enter(runtime);
+                    work(&shared, index);
+                })
                 .map_err(|e| Error::new(Kind::OutOfMemory, format!("worker thread {index} of {count} could not be started: {e}")))?;
             pool.workers.push(worker);
         }
@@ -135,6 +142,9 @@ impl Pool {
         shared.perform(0, f);
         if shared.count > 1 {
             wait_until(shared.spins, || shared.pending.0.load(Ordering::Acquire) == 0);
+        }
+        if shared.short.swap(false, Ordering::Relaxed) {
+            runtime::set_short(true);
         }
         if shared.failed.load(Ordering::Relaxed) {
             shared.failed.store(false, Ordering::Relaxed);
@@ -261,6 +271,9 @@ fn work(shared: &Shared, index: usize) {
         let Some(job) = (unsafe { *shared.job.get() }) else { return };
         // SAFETY: `run` keeps the function alive until `pending` is zero, and this thread lowers it after the last use.
         shared.perform(index, unsafe { &*job });
+        if runtime::set_short(false) {
+            shared.short.store(true, Ordering::Relaxed);
+        }
         shared.pending.0.fetch_sub(1, Ordering::Release);
     }
 }

@@ -26,13 +26,15 @@ pub(crate) fn check(plan: &Plan, context: usize, cap: u64) -> Result<()> {
         n => format!("with a context of {n} tokens it fits"),
     };
     let text = format!(
-        "the model with one sequence of {context} tokens takes {}, {} {whose}: weights {}, cache {}, recurrent state {}, workspace {}; {help}",
+        "the model with one sequence of {context} tokens takes {}, {} {whose}: weights {}, cache {}, recurrent state {}, workspace {}, files in memory {}, other {}; {help}",
         size(total),
         size(limit),
         size(plan.weights),
         size(plan.kv),
         size(plan.state),
-        size(plan.scratch)
+        size(plan.scratch),
+        size(plan.source),
+        size(plan.other)
     );
     Err(Error::new(Kind::OutOfMemory, text).named("memory").sizes(total, limit))
 }
@@ -66,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_plan_over_the_cap_names_a_context_that_fits() {
-        let plan = Plan { weights: 600, kv: 1000, state: 0, scratch: 100, other: 0 };
+        let plan = Plan { weights: 600, kv: 1000, scratch: 100, ..Plan::default() };
         assert!(check(&plan, 100, 1700).is_ok());
         let e = check(&plan, 100, 1200).unwrap_err();
         assert_eq!((e.kind(), e.wanted(), e.available()), (Kind::OutOfMemory, Some(1700), Some(1200)));

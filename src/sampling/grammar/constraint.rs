@@ -58,6 +58,32 @@ impl Constraint {
         &self.grammar
     }
 
+    /// A way that was gone before: those of a sequence's `tokens` at the `positions`, in their order. It is gone again at once, so
+    /// that what the grammar does not allow is refused here.
+    pub fn resumed(grammar: &Arc<Grammar>, positions: &[usize], tokens: &[i32]) -> Result<Constraint> {
+        let mut constraint = Constraint::new(Arc::clone(grammar));
+        constraint.taken = error::vec_with_capacity(positions.len(), "tokens under a grammar")?;
+        for &position in positions {
+            let rises = constraint.taken.last().is_none_or(|last| last.position < position);
+            let Some(&token) = tokens.get(position).filter(|_| rises && !constraint.ended()) else {
+                bail!(CorruptFile, "token {position} of {} cannot be one that the grammar took", tokens.len());
+            };
+            constraint.taken.push(Taken { position, token });
+        }
+        match constraint.allowed() {
+            Err(e) if !matches!(e.kind(), Kind::GrammarDone | Kind::NoValidToken) => match e.kind() {
+                Kind::Internal => bail!(CorruptFile, "the tokens are not what the grammar allows: {}", e.message()),
+                _ => Err(e),
+            },
+            _ => Ok(constraint),
+        }
+    }
+
+    /// Where in the sequence the tokens stand that were taken.
+    pub fn positions(&self) -> impl Iterator<Item = usize> {
+        self.taken.iter().map(|t| t.position)
+    }
+
     /// Tokens taken so far.
     pub fn taken(&self) -> usize {
         self.taken.len()
@@ -101,7 +127,7 @@ impl Constraint {
 
     /// Takes a token that the last mask allowed; it stands at `position` in the sequence.
     pub fn take(&mut self, token: i32, position: usize) -> Result<()> {
-        self.taken.try_reserve(1).map_err(|_| Error::new(Kind::OutOfMemory, "tokens under a grammar"))?;
+        error::reserve(&mut self.taken, 1, "tokens under a grammar")?;
         self.taken.push(Taken { position, token });
         Ok(())
     }
@@ -116,6 +142,13 @@ impl Constraint {
     pub fn truncate(&mut self, length: usize) {
         self.taken.retain(|t| t.position < length);
         self.forget_beyond();
+    }
+
+    /// Follows a sequence that lost `count` tokens from `from` on: what was taken stays, those of removed tokens as if they stood at `from`.
+    pub fn shift(&mut self, from: usize, count: usize) {
+        for taken in self.taken.iter_mut().filter(|taken| taken.position >= from) {
+            taken.position = taken.position.saturating_sub(count).max(from);
+        }
     }
 
     /// Drops a parser that has seen tokens which are no longer there.

@@ -42,11 +42,6 @@ const MAX_JOINED: usize = 20_000;
 /// Largest count of a repetition.
 const MAX_COUNT: u32 = i32::MAX as u32;
 
-/// Whether a source is in this notation: a line begins with a name and `::=`.
-pub(super) fn is_gbnf(source: &str) -> bool {
-    source.lines().any(|line| line.split_once("::=").is_some_and(|(name, _)| !name.trim().is_empty() && name.trim().chars().all(is_name)))
-}
-
 /// The same grammar in Lark's notation.
 pub(super) fn to_lark(source: &str) -> Result<String> {
     let reader = Reader { source, at: 0, index: HashMap::new(), mentions: Vec::new(), bodies: Vec::new() };

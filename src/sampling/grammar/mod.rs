@@ -55,6 +55,7 @@ pub struct Grammar {
     vocabulary: Arc<Vocabulary>,
     /// The parser before the first token. It is only ever copied.
     start: TokenParser,
+    fingerprint: u64,
 }
 
 impl Grammar {
@@ -66,11 +67,13 @@ impl Grammar {
         })
     }
 
-    /// A grammar in GBNF (rules with `::=`, the start is `root`), else in Lark's notation (the start is `start`).
-    pub fn gbnf_or_lark(vocabulary: &Arc<Vocabulary>, source: &str) -> Result<Grammar> {
-        if gbnf::is_gbnf(source) {
-            return Grammar::compile(vocabulary, "GBNF grammar", source, || Ok(lark_init(gbnf::to_lark(source)?)));
-        }
+    /// A grammar in GBNF: rules `name ::= ...`, the start is `root`.
+    pub fn gbnf(vocabulary: &Arc<Vocabulary>, source: &str) -> Result<Grammar> {
+        Grammar::compile(vocabulary, "GBNF grammar", source, || Ok(lark_init(gbnf::to_lark(source)?)))
+    }
+
+    /// A grammar in Lark's notation: rules `name: ...`, the start is `start`.
+    pub fn lark(vocabulary: &Arc<Vocabulary>, source: &str) -> Result<Grammar> {
         Grammar::compile(vocabulary, "Lark grammar", source, || {
             check::lark(source)?;
             Ok(lark_init(source.to_string()))
@@ -83,6 +86,11 @@ impl Grammar {
             check::regex(pattern)?;
             Ok(GrammarInit::Serialized(TopLevelGrammar::from_regex(pattern)))
         })
+    }
+
+    /// A number of notation and text, the same in every process; never 0.
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
     }
 
     /// The vocabulary it was compiled for.
@@ -108,7 +116,7 @@ impl Grammar {
             Ok(parser)
         });
         let start = compiled.map_err(|e| e.context(what))?;
-        Ok(Grammar { vocabulary: Arc::clone(vocabulary), start })
+        Ok(Grammar { vocabulary: Arc::clone(vocabulary), start, fingerprint: fingerprint(what, source) })
     }
 
     /// A parser at the start that shares nothing that changes.
@@ -117,9 +125,17 @@ impl Grammar {
     }
 }
 
+/// FNV-1a.
+fn fingerprint(what: &str, source: &str) -> u64 {
+    let bytes = what.bytes().chain([0]).chain(source.bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |sum: u64, b| (sum ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)).max(1)
+}
+
 fn lark_init(source: String) -> GrammarInit {
     GrammarInit::Serialized(TopLevelGrammar::from_lark(source))
 }
 
+#[cfg(test)]
+mod random_schemas;
 #[cfg(test)]
 mod tests;

@@ -14,14 +14,14 @@ fn vocabulary(words: &[&str]) -> Arc<Vocabulary> {
 }
 
 /// Every printable ASCII character, some words, and an end token.
-fn ascii() -> (Vec<String>, Arc<Vocabulary>) {
+pub(super) fn ascii() -> (Vec<String>, Arc<Vocabulary>) {
     let mut words: Vec<String> = (b' '..=b'~').map(|b| char::from(b).to_string()).collect();
     words.extend(["\n", "true", "null", "\": ", "{\"", "\"}", ", ", "12", "abc", "\",", "é", "[1"].map(String::from));
     let vocabulary = vocabulary(&words.iter().map(String::as_str).collect::<Vec<_>>());
     (words, vocabulary)
 }
 
-fn pseudo_random(state: &mut u64) -> u64 {
+pub(super) fn pseudo_random(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
     *state >> 33
 }
@@ -124,13 +124,13 @@ fn masks_are_those_of_gbnf() {
     let regular = "root ::= item (\",\" item)* # items\nitem ::= [ab]{1,2} | \"1\"+\n";
     let matcher = fancy_regex::Regex::new("^(?:([ab]{1,2}|1+)(,([ab]{1,2}|1+))*)$").unwrap();
     let texts = matching(&all_texts(&['a', 'b', '1', ','], 8), &matcher);
-    masks_agree(Grammar::gbnf_or_lark(&vocabulary, regular).unwrap(), &WORDS, &texts);
+    masks_agree(Grammar::gbnf(&vocabulary, regular).unwrap(), &WORDS, &texts);
     // Nested: as many b after the middle as a before it.
     let nested = "root ::= \"a\" root \"b\" | \"1\" [1]?";
     let balanced: Vec<String> = (0..9).flat_map(|n| ["1", "11"].map(|middle| "a".repeat(n) + middle + &"b".repeat(n))).collect();
-    masks_agree(Grammar::gbnf_or_lark(&vocabulary, nested).unwrap(), &WORDS, &balanced);
+    masks_agree(Grammar::gbnf(&vocabulary, nested).unwrap(), &WORDS, &balanced);
     let lark = "start: \"a\" start \"b\" | /11?/";
-    masks_agree(Grammar::gbnf_or_lark(&vocabulary, lark).unwrap(), &WORDS, &balanced);
+    masks_agree(Grammar::lark(&vocabulary, lark).unwrap(), &WORDS, &balanced);
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn malformed_sources_say_where() {
         for source in ["[]", "12", r#"{"type":"objekt"}"#, r#"{"type":"string","pattern":"*a"}"#, r##"{"$ref":"#/nowhere"}"##] {
             assert_eq!(json(source).kind(), Kind::InvalidGrammar, "{source}: {}", json(source));
         }
-        let gbnf = |source: &str| Grammar::gbnf_or_lark(&vocabulary, source).err().unwrap();
+        let gbnf = |source: &str| Grammar::gbnf(&vocabulary, source).err().unwrap();
         let faults = [
             ("root ::= \"a", 9),
             ("root ::= other", 9),
@@ -233,7 +233,12 @@ fn malformed_sources_say_where() {
         for (source, at) in faults {
             assert_eq!((gbnf(source).kind(), gbnf(source).offset()), (Kind::InvalidGrammar, Some(at)), "{source}: {}", gbnf(source));
         }
-        assert_eq!((gbnf("start: \"a\" (").kind(), gbnf("start: other").kind()), (Kind::InvalidGrammar, Kind::InvalidGrammar));
+        let lark = |source: &str| Grammar::lark(&vocabulary, source).err().unwrap();
+        for source in ["start: \"a\" (", "start: other", "root ::= \"a\"", "a"] {
+            assert_eq!(lark(source).kind(), Kind::InvalidGrammar, "{source}: {}", lark(source));
+        }
+        // One notation is not taken for the other.
+        assert_eq!((gbnf("start: \"a\"").kind(), gbnf("start: \"a\"").offset()), (Kind::InvalidGrammar, Some(5)));
     });
 }
 
@@ -249,22 +254,22 @@ fn deep_and_large_sources_are_refused_or_compiled_but_never_fatal() {
             let nested = format!("{}a{}", "(".repeat(depth), ")".repeat(depth));
             assert_eq!(Grammar::regex(&vocabulary, &nested).err().map(|e| e.kind()), expected, "regex {depth}");
             let gbnf = format!("root ::= {}\"a\"{}", "(".repeat(depth), ")".repeat(depth));
-            assert_eq!(Grammar::gbnf_or_lark(&vocabulary, &gbnf).err().map(|e| e.kind()), expected, "gbnf {depth}");
+            assert_eq!(Grammar::gbnf(&vocabulary, &gbnf).err().map(|e| e.kind()), expected, "gbnf {depth}");
             let lark = format!("start: {}\"a\"{}", "(".repeat(depth), ")".repeat(depth));
-            assert_eq!(Grammar::gbnf_or_lark(&vocabulary, &lark).err().map(|e| e.kind()), expected, "lark {depth}");
-            let plus = Grammar::gbnf_or_lark(&vocabulary, &format!("root ::= \"a\"{}", "+".repeat(depth)));
+            assert_eq!(Grammar::lark(&vocabulary, &lark).err().map(|e| e.kind()), expected, "lark {depth}");
+            let plus = Grammar::gbnf(&vocabulary, &format!("root ::= \"a\"{}", "+".repeat(depth)));
             assert_eq!(plus.err().map(|e| e.kind()), expected, "gbnf repetitions {depth}");
         }
         // Chains of rules and references, which nest only once they are followed.
         let chain: String = (0..9_000).map(|i| format!("r{i} ::= \"a\" r{} | \"b\" root\n", i + 1)).collect();
-        drop(Grammar::gbnf_or_lark(&vocabulary, &format!("root ::= r0\n{chain}r9000 ::= \"c\"")));
+        drop(Grammar::gbnf(&vocabulary, &format!("root ::= r0\n{chain}r9000 ::= \"c\"")));
         let chain: String = (0..9_000).map(|i| format!("T{i}: \"a\" T{}\n", i + 1)).collect();
-        drop(Grammar::gbnf_or_lark(&vocabulary, &format!("start: T0\n{chain}T9000: \"c\"")));
+        drop(Grammar::lark(&vocabulary, &format!("start: T0\n{chain}T9000: \"c\"")));
         let chain: String = (0..9_000).map(|i| format!("\"d{i}\":{{\"$ref\":\"#/$defs/d{}\"}},", i + 1)).collect();
         drop(Grammar::json_schema(&vocabulary, &format!("{{\"$defs\":{{{chain}\"d9000\":true}},\"$ref\":\"#/$defs/d0\"}}")));
         // Doubling at every step.
         let doubling: String = (0..60).map(|i| format!("r{i} ::= r{} r{}\n", i + 1, i + 1)).collect();
-        drop(Grammar::gbnf_or_lark(&vocabulary, &format!("root ::= r0\n{doubling}r60 ::= \"a\"")));
+        drop(Grammar::gbnf(&vocabulary, &format!("root ::= r0\n{doubling}r60 ::= \"a\"")));
         assert!(begun.elapsed() < Duration::from_secs(120), "{:?}", begun.elapsed());
     });
 }
@@ -285,7 +290,7 @@ fn huge_counts_are_neither_expanded_nor_waited_for() {
                     &format!(r#"{{"type":"array","minItems":{count},"items":{{"type":"array","maxItems":{count}}}}}"#),
                 ),
                 Grammar::regex(&vocabulary, &format!("(a{{{count}}}b){{0,{count}}}")),
-                Grammar::gbnf_or_lark(&vocabulary, &format!("root ::= (\"a\"{{{count}}} [b] root?){{0,{count}}}")),
+                Grammar::gbnf(&vocabulary, &format!("root ::= (\"a\"{{{count}}} [b] root?){{0,{count}}}")),
             ];
             for (index, grammar) in sources.into_iter().enumerate() {
                 let mut constraint = match grammar {

@@ -47,6 +47,11 @@ impl Gguf {
         &self.tensors
     }
 
+    /// The byte of the first tensor; where there is none, a number beyond every file.
+    pub fn data_start(&self) -> usize {
+        self.tensors.iter().map(|t| t.range.start).min().unwrap_or(usize::MAX)
+    }
+
     /// A tensor by the file's name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.tensors.iter().find(|t| t.name == name)

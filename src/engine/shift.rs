@@ -1,0 +1,222 @@
+//! Taking tokens out of the middle: what follows them moves to lower positions with its keys turned back to there.
+//!
+//! Later tokens were computed while the removed ones could be seen, and stay as they were computed. So the result is that of
+//! StreamingLLM (Xiao et al., 2023): attention over the tokens that are left, at their new positions, and not what a fresh run over them
+//! would give, except where a model has one layer. A key of position `p` moves to `p - count` by the difference of two angles, each
+//! rounded as [`crate::ops::RopeTable`] rounds it, so it meets a fresh key to within the rounding of one rotation; a cache of 16
+//! bits rounds the moved key once more.
+
+use super::load::Engine;
+use super::prepare::Prepared;
+use super::sequence::Sequence;
+use crate::circuit::Circuit;
+use crate::ensure;
+use crate::error::{Error, Kind, Result, vec_filled};
+use crate::ops::{Attention, CacheWrite, KvSpec, KvType, PAGE, Port, Rope, RopeStyle, RopeTable, Value, WeightId};
+use half::f16;
+
+/// How the keys of one kind of pages follow their position.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Keys {
+    /// Not at all.
+    Fixed,
+    /// By rotation with these frequencies.
+    Turned(WeightId, RopeStyle),
+}
+
+impl Prepared {
+    /// How keys move, by kind of pages, or why something of the model's past does not.
+    fn keys(&self) -> Result<Vec<Keys>> {
+        let no = |what: String| Err(Error::new(Kind::Unsupported, format!("tokens cannot be taken out of the middle: {what}")));
+        if let Some(slot) = self.declarations.slots.first() {
+            return no(format!("{} is recurrent state, which holds all tokens at once", slot.name));
+        }
+        if self.model.encoder().is_some() {
+            return no("the model translates, and its positions are part of what it reads".into());
+        }
+        let mut circuit = self.circuit(false, true)?;
+        let mut keys = vec![None; self.declarations.kv.len()];
+        let producers = producers(&mut circuit);
+        for node in &circuit.nodes {
+            let place = node.layer.map_or_else(String::new, |layer| format!("layer {layer}: "));
+            if node.op.name() == "sinusoid" {
+                return no("positions are part of the embeddings".into());
+            }
+            let any = node.op.as_any();
+            if let Some(write) = any.downcast_ref::<CacheWrite>() {
+                match turning(&circuit, &producers, write.k) {
+                    Ok(turning) => keys[write.state.0 as usize] = Some(turning),
+                    Err(op) => return no(format!("{place}keys come out of {op}, which is no rotation by position")),
+                }
+            } else if !node.op.states().is_empty() && !any.is::<Attention>() {
+                return no(format!(
+                    "{place}{} keeps or reads latent, compressed or hashed rows, which stand at their positions",
+                    node.op.name()
+                ));
+            }
+        }
+        let missing = || Error::new(Kind::Internal, "pages that nothing is written to");
+        keys.into_iter().map(|keys| keys.ok_or_else(missing)).collect()
+    }
+}
+
+/// The node that computes each value.
+fn producers(circuit: &mut Circuit) -> Vec<Option<usize>> {
+    let mut producers = vec![None; circuit.values.len()];
+    for (index, node) in circuit.nodes.iter_mut().enumerate() {
+        for (_, value) in node.op.ports().into_iter().filter(|(port, _)| *port == Port::Out) {
+            producers[value.0 as usize] = Some(index);
+        }
+    }
+    producers
+}
+
+/// How keys `k` were made: by a rotation last, or by a product and perhaps a norm without any.
+fn turning(circuit: &Circuit, producers: &[Option<usize>], k: Value) -> Result<Keys, &'static str> {
+    let find = |value: Value| producers[circuit.root(value).0 as usize].map(|index| &circuit.nodes[index]);
+    let Some(mut node) = find(k) else { return Err("nowhere") };
+    if let Some(rope) = node.op.as_any().downcast_ref::<Rope>() {
+        let table = find(rope.table).and_then(|table| table.op.as_any().downcast_ref::<RopeTable>());
+        return table.map(|table| Keys::Turned(table.frequencies, rope.style)).ok_or("a table");
+    }
+    if let Some(norm) = node.op.as_any().downcast_ref::<crate::ops::Norm>() {
+        node = find(norm.x).ok_or("nowhere")?;
+    }
+    if node.op.name() == "linear" { Ok(Keys::Fixed) } else { Err(node.op.name()) }
+}
+
+impl Engine {
+    fn keys(&self) -> Result<&[Keys]> {
+        self.keys.get_or_init(|| self.prepared.keys()).as_ref().map(Vec::as_slice).map_err(Clone::clone)
+    }
+}
+
+impl Sequence {
+    /// Takes out `count` tokens from `from` on; later ones move to lower positions. The row of logits stays the one that was computed,
+    /// unless nothing follows: then it is [`Sequence::truncate`]. Marks past `from` end. On error nothing changed.
+    pub fn shift(&mut self, from: usize, count: usize) -> Result<()> {
+        let len = self.len();
+        ensure!(
+            from.checked_add(count).is_some_and(|end| end <= len),
+            InvalidArgument,
+            "tokens {from} .. {from} + {count} are not all there; the sequence holds {len}"
+        );
+        if count == 0 {
+            return Ok(());
+        }
+        if from + count == len {
+            return self.truncate(from);
+        }
+        let engine = self.engine().clone();
+        let keys = engine.keys()?;
+        self.reserve_between(from, len)?;
+        let mut mover = Mover::new(&engine, keys)?;
+        for position in from + count..len {
+            mover.turn(&engine, position, position - count);
+            for (kind, pages) in self.pages.iter_mut().enumerate() {
+                mover.read(kind, pages.page(position / PAGE), position % PAGE);
+                mover.write(kind, pages.page_mut((position - count) / PAGE), (position - count) % PAGE);
+            }
+        }
+        self.drop_middle(from, count);
+        Ok(())
+    }
+}
+
+/// Moves one position after the other.
+struct Mover<'a> {
+    keys: &'a [Keys],
+    specs: &'a [KvSpec],
+    /// Cosine and sine of the angle to turn by, for each distinct set of frequencies.
+    tables: Vec<(WeightId, Vec<(f64, f64)>)>,
+    /// Keys of a position, all heads.
+    key: Vec<f32>,
+    /// Bytes of its values.
+    value: Vec<u8>,
+}
+
+impl<'a> Mover<'a> {
+    fn new(engine: &'a Engine, keys: &'a [Keys]) -> Result<Mover<'a>> {
+        let specs = &engine.prepared.declarations.kv;
+        let mut tables: Vec<(WeightId, Vec<(f64, f64)>)> = crate::error::vec_with_capacity(keys.len(), "tables of angles")?;
+        for (key, spec) in keys.iter().zip(specs) {
+            let Keys::Turned(id, _) = *key else { continue };
+            let pairs = engine.weights()[id.0 as usize].vector().len();
+            ensure!(2 * pairs <= spec.key_dim, Internal, "{pairs} rotary pairs in keys of {}", spec.key_dim);
+            if tables.iter().all(|table| table.0 != id) {
+                tables.push((id, vec_filled(pairs, (1.0, 0.0), "a table of angles")?));
+            }
+        }
+        let most = |size: fn(&KvSpec) -> usize| specs.iter().map(size).max().unwrap_or(0);
+        let key = vec_filled(most(|s| s.heads * s.key_dim), 0.0, "the keys of a position")?;
+        let value = vec_filled(most(|s| s.heads * s.value_dim * s.dtype.bytes()), 0, "the values of a position")?;
+        Ok(Mover { keys, specs, tables, key, value })
+    }
+
+    /// Sets the angles for a move.
+    fn turn(&mut self, engine: &Engine, from: usize, to: usize) {
+        for (id, table) in &mut self.tables {
+            for (f, turn) in engine.weights()[id.0 as usize].vector().iter().zip(table) {
+                let (sin, cos) = (f64::from(to as f32 * f) - f64::from(from as f32 * f)).sin_cos();
+                *turn = (cos, sin);
+            }
+        }
+    }
+
+    fn read(&mut self, kind: usize, page: &[u8], at: usize) {
+        let spec = &self.specs[kind];
+        for head in 0..spec.heads {
+            let keys = &mut self.key[head * spec.key_dim..][..spec.key_dim];
+            keys.iter_mut().enumerate().for_each(|(d, key)| *key = get(page, spec.key_of(head, at, d), spec.dtype));
+            let (from, bytes) = values(spec, head, at);
+            self.value[head * bytes..][..bytes].copy_from_slice(&page[from..from + bytes]);
+            if let Keys::Turned(id, style) = self.keys[kind] {
+                let table = self.tables.iter().find(|table| table.0 == id).expect("new() made a table for each");
+                rotate(keys, &table.1, style);
+            }
+        }
+    }
+
+    fn write(&self, kind: usize, page: &mut [u8], at: usize) {
+        let spec = &self.specs[kind];
+        for head in 0..spec.heads {
+            let keys = &self.key[head * spec.key_dim..][..spec.key_dim];
+            keys.iter().enumerate().for_each(|(d, key)| put(page, spec.key_of(head, at, d), spec.dtype, *key));
+            let (to, bytes) = values(spec, head, at);
+            page[to..to + bytes].copy_from_slice(&self.value[head * bytes..][..bytes]);
+        }
+    }
+}
+
+/// First byte and number of bytes of a head's value at a place of a page.
+fn values(spec: &KvSpec, head: usize, at: usize) -> (usize, usize) {
+    let bytes = spec.dtype.bytes();
+    ((spec.value_at(head) + at * spec.value_dim) * bytes, spec.value_dim * bytes)
+}
+
+/// Turns a head's key.
+fn rotate(key: &mut [f32], table: &[(f64, f64)], style: RopeStyle) {
+    for (i, (cos, sin)) in table.iter().enumerate() {
+        let (a, b) = match style {
+            RopeStyle::Halves => (i, i + table.len()),
+            RopeStyle::Pairs => (2 * i, 2 * i + 1),
+        };
+        let (x, y) = (f64::from(key[a]), f64::from(key[b]));
+        key[a] = (x * cos - y * sin) as f32;
+        key[b] = (y * cos + x * sin) as f32;
+    }
+}
+
+fn get(page: &[u8], at: usize, dtype: KvType) -> f32 {
+    match dtype {
+        KvType::F32 => f32::from_ne_bytes(std::array::from_fn(|i| page[4 * at + i])),
+        KvType::F16 => f16::from_ne_bytes([page[2 * at], page[2 * at + 1]]).to_f32(),
+    }
+}
+
+fn put(page: &mut [u8], at: usize, dtype: KvType, x: f32) {
+    match dtype {
+        KvType::F32 => page[4 * at..][..4].copy_from_slice(&x.to_ne_bytes()),
+        KvType::F16 => page[2 * at..][..2].copy_from_slice(&f16::from_f32(x).to_ne_bytes()),
+    }
+}
