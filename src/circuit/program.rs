@@ -79,6 +79,11 @@ impl Workspace {
         Ok(Workspace { memory, shelf: Shelf::default() })
     }
 
+    /// Gives back the buffers that are kept between runs.
+    pub fn trim(&mut self) {
+        self.shelf = Shelf::default();
+    }
+
     /// Its size.
     pub fn len(&self) -> usize {
         self.memory.len()

@@ -137,6 +137,13 @@ impl Engine {
 
     /// Gives back memory that no sequence needs now.
     pub fn trim(&self) {
+        // Whoever is computing keeps what it uses.
+        if let Ok(mut runner) = self.runner.try_lock() {
+            runner.trim();
+        }
+        if let Ok(mut stepper) = self.stepper.try_lock() {
+            stepper.trim();
+        }
         self.prefixes.clear();
         self.pools.iter().for_each(|pool| pool.trim());
         self.states.trim();
