@@ -73,7 +73,7 @@ unsafe fn tile<const R: usize, const P: usize>(p: &Product<'_>, panel: usize, ro
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
 unsafe fn round(x: &[f32], out: &mut [u32]) {
     let (chunks, rest) = x.as_chunks::<{ 2 * LANES }>();
-    let (words, last) = out.as_chunks_mut::<LANES>();
+    let (whole, last) = out.split_at_mut(chunks.len() * LANES);
     let one = |x: &[f32; 2 * LANES], out: &mut [u32; LANES]| {
         // SAFETY: both hold what is loaded and stored.
         unsafe {
@@ -81,7 +81,7 @@ unsafe fn round(x: &[f32], out: &mut [u32]) {
             _mm512_storeu_si512(out.as_mut_ptr().cast(), transmute::<__m512bh, __m512i>(both));
         }
     };
-    chunks.iter().zip(words).for_each(|(x, out)| one(x, out));
+    chunks.iter().zip(whole.as_chunks_mut::<LANES>().0).for_each(|(x, out)| one(x, out));
     if !rest.is_empty() {
         let (mut padded, mut words) = ([0.0; 2 * LANES], [0; LANES]);
         padded[..rest.len()].copy_from_slice(rest);
