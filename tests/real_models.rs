@@ -153,6 +153,20 @@ fn fast_arithmetic_is_nearer_than_the_peer() {
     }
 }
 
+/// Where the processor multiplies bfloat16 pairs, activations are rounded to bfloat16; elsewhere only the cache is narrower.
+#[test]
+fn fast_arithmetic_of_folders_is_near_their_rounded_weights() {
+    for name in MODELS {
+        let Some((file, golden)) = find(name) else { continue };
+        let folder = file.with_file_name("hf");
+        if folder.join("config.json").is_file() {
+            check(name, &folder, Compute::Fast, &golden, "hf_bf16_weights", peer_distance(&golden));
+        } else {
+            println!("{name}: SKIPPED, there is no folder beside the file");
+        }
+    }
+}
+
 #[test]
 fn prompts_become_the_goldens_tokens() {
     for name in MODELS {

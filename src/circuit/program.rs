@@ -34,6 +34,8 @@ pub struct Program {
     instructions: Vec<Instruction>,
     layout: Layout,
     output: Value,
+    /// As the circuit's.
+    rounds: bool,
 }
 
 /// How a run ended.
@@ -77,6 +79,11 @@ impl Workspace {
         Ok(Workspace { memory, shelf: Shelf::default() })
     }
 
+    /// Gives back the buffers that are kept between runs.
+    pub fn trim(&mut self) {
+        self.shelf = Shelf::default();
+    }
+
     /// Its size.
     pub fn len(&self) -> usize {
         self.memory.len()
@@ -93,14 +100,14 @@ impl Program {
     pub fn new(mut circuit: Circuit, max_rows: usize, max_sequences: usize, keep: &[Value]) -> Result<Program> {
         let layout = Layout::new(&mut circuit, max_rows, max_sequences, keep)?;
         let after = conflicts(&mut circuit, &layout);
-        let output = circuit.output;
+        let (output, rounds) = (circuit.output, circuit.rounds);
         let instructions = circuit
             .nodes
             .into_iter()
             .zip(after)
             .map(|(node, after)| Instruction { op: node.op, after, counter: AtomicUsize::new(0) })
             .collect();
-        Ok(Program { instructions, layout, output })
+        Ok(Program { instructions, layout, output, rounds })
     }
 
     /// Bytes of workspace it needs.
@@ -140,7 +147,15 @@ impl Program {
             batch.tokens.len() <= self.layout.max_rows && batch.segments.len() <= self.layout.max_sequences,
             "the scheduler slices batches"
         );
-        Frame { base: workspace.memory.as_ptr(), slots: &self.layout.slots, batch, weights, simd, _workspace: PhantomData }
+        Frame {
+            base: workspace.memory.as_ptr(),
+            slots: &self.layout.slots,
+            batch,
+            weights,
+            simd,
+            rounds: self.rounds && simd.has_pairs(),
+            _workspace: PhantomData,
+        }
     }
 
     /// Runs on the pool, from where `progress` stands. A run that leaves off can be continued with the same batch and the

@@ -55,6 +55,8 @@ pub struct Circuit {
     pub values: Vec<ValueInfo>,
     /// The result (logits).
     pub output: Value,
+    /// Whether bfloat16 weights meet activations rounded to bfloat16 where the processor does that faster.
+    pub rounds: bool,
 }
 
 impl Circuit {
@@ -198,7 +200,7 @@ impl<'a> Tape<'a> {
     pub fn finish(self, output: Value) -> Result<Circuit> {
         match self.error {
             Some(e) => Err(e),
-            None => Ok(Circuit { nodes: self.nodes, values: self.values, output }),
+            None => Ok(Circuit { nodes: self.nodes, values: self.values, output, rounds: false }),
         }
     }
 }

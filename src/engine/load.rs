@@ -76,7 +76,7 @@ pub fn load_with(
     pool: Option<Pool>,
     mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>,
 ) -> Result<Arc<Engine>> {
-    let mut loader = Loader::new(input, options).with_pool(pool);
+    let mut loader = Loader::new(input, options).with_pool(pool).at_once();
     loop {
         let engine = loader.step(SLICE)?;
         if let Some(progress) = progress.as_mut()
@@ -137,6 +137,13 @@ impl Engine {
 
     /// Gives back memory that no sequence needs now.
     pub fn trim(&self) {
+        // Whoever is computing keeps what it uses.
+        if let Ok(mut runner) = self.runner.try_lock() {
+            runner.trim();
+        }
+        if let Ok(mut stepper) = self.stepper.try_lock() {
+            stepper.trim();
+        }
         self.prefixes.clear();
         self.pools.iter().for_each(|pool| pool.trim());
         self.states.trim();

@@ -58,6 +58,11 @@ impl Runner {
         Ok(Runner { programs, encoder, hidden, workspace: Workspace::new(bytes)?, batch, progress: Progress::default() })
     }
 
+    /// Gives back what is kept between runs.
+    pub fn trim(&mut self) {
+        self.workspace.trim();
+    }
+
     /// Begins a batch; one that was under way is forgotten.
     pub fn begin(&mut self) {
         self.progress.restart();

@@ -62,6 +62,11 @@ impl Stepper {
     pub(super) fn new(runner: Runner) -> Stepper {
         Stepper { runner, slice: None, turn: 0, owed: false }
     }
+
+    /// Gives back what is kept between runs; a slice under way stays.
+    pub(super) fn trim(&mut self) {
+        self.runner.trim();
+    }
 }
 
 /// A batch under way.

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)] // pages and rows of outputs, disjoint by segment, head and row
 
 use super::{Frame, KvPages, KvSpec, KvType, Op, PAGE, Port, Segment, Shape, Shapes, StateId, Turn, Value, WeightId};
-use crate::backend::cpu::simd::attend::{Attend, QUERIES, Query, VALUE_DIM};
+use crate::backend::cpu::simd::attend::{Attend, QUERIES, Query, VALUE_DIM, queries_at_once};
 use crate::error::Result;
 use crate::{ensure, op_common};
 use half::f16;
@@ -33,15 +33,11 @@ impl CacheWrite {
         let (k, v, spec) = (frame.row(self.k, row), frame.row(self.v, row), &self.spec);
         for head in 0..spec.heads {
             let keys = spec.key_at(head) + at / 16 * 16 * spec.key_dim + at % 16;
-            for (d, &x) in k[head * spec.key_dim..][..spec.key_dim].iter().enumerate() {
-                // SAFETY: the page has `page_bytes`; this position's elements belong to this row alone.
-                unsafe { store(page, keys + d * 16, spec.dtype, x) };
-            }
+            // SAFETY: the page has `page_bytes`; this position's elements belong to this row alone.
+            unsafe { store(frame, page, keys, 16, spec.dtype, &k[head * spec.key_dim..][..spec.key_dim]) };
             let values = spec.value_at(head) + at * spec.value_dim;
-            for (d, &x) in v[head * spec.value_dim..][..spec.value_dim].iter().enumerate() {
-                // SAFETY: as above.
-                unsafe { store(page, values + d, spec.dtype, x) };
-            }
+            // SAFETY: as above.
+            unsafe { store(frame, page, values, 1, spec.dtype, &v[head * spec.value_dim..][..spec.value_dim]) };
         }
     }
 
@@ -54,16 +50,24 @@ impl CacheWrite {
     }
 }
 
-/// Writes element `at` of a page.
+/// Writes elements of a page from `at` on, `step` apart.
 ///
 /// # Safety
-/// `at` is inside the page, and nobody else touches that element now.
-unsafe fn store(page: *mut u8, at: usize, dtype: KvType, x: f32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match dtype {
-            KvType::F32 => page.cast::<f32>().add(at).write(x),
-            KvType::F16 => page.cast::<f16>().add(at).write(f16::from_f32(x)),
+/// They are inside the page, and nobody else touches them now.
+unsafe fn store(frame: &Frame<'_>, page: *mut u8, at: usize, step: usize, dtype: KvType, x: &[f32]) {
+    const CHUNK: usize = 64;
+    let mut halves = [0u16; CHUNK];
+    for (chunk, x) in x.chunks(CHUNK).enumerate() {
+        let at = at + chunk * CHUNK * step;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match dtype {
+                KvType::F32 => x.iter().enumerate().for_each(|(i, x)| page.cast::<f32>().add(at + i * step).write(*x)),
+                KvType::F16 => {
+                    frame.simd.to_f16(x, &mut halves[..x.len()]);
+                    halves[..x.len()].iter().enumerate().for_each(|(i, x)| page.cast::<u16>().add(at + i * step).write(*x));
+                }
+            }
         }
     }
 }
@@ -237,8 +241,9 @@ impl Op for Attention {
         // Far into a sequence fewer rows make a piece, so that a run that shall leave off has not long to go.
         let block = |s: &Segment| {
             let seen = self.window.unwrap_or(usize::MAX).min(s.position + s.rows.len());
-            let work = seen * (self.spec.key_dim + self.spec.value_dim) * QUERIES;
-            QUERIES >> work.div_ceil(MOST_WORK).next_power_of_two().ilog2().min(QUERIES.ilog2())
+            let rows =
+                (MOST_WORK / (seen * (self.spec.key_dim + self.spec.value_dim)).max(1)).clamp(1, queries_at_once(self.spec.value_dim));
+            if rows > TILE { rows / TILE * TILE } else { rows }
         };
         let items = |s: &Segment| s.rows.len().div_ceil(block(s)) * head_blocks(s);
         let total: usize = frame.batch.segments.iter().map(items).sum();
@@ -269,8 +274,10 @@ impl Op for Attention {
 
 /// Heads of one row that share a pass over the pages. More would leave workers without an item where there are few key/value heads.
 const HEADS: usize = 4;
-/// Multiply-adds of a piece, where one row alone does not have more: about 0.3 ms.
-const MOST_WORK: usize = 1 << 21;
+/// Rows that the kernel takes together.
+const TILE: usize = 6;
+/// Multiply-adds of a piece, where one row alone does not have more: about 0.2 ms.
+const MOST_WORK: usize = 1 << 23;
 
 impl Attention {
     /// Rows of one segment and heads of one key/value head, in one pass over the pages.

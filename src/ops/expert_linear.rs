@@ -355,5 +355,6 @@ fn element(op: &ExpertLinear, frame: &Frame<'_>, row: usize, k: usize) -> f64 {
             f64::from(block.scale) * f64::from(block.codes[k % Q8_BLOCK])
         }
         Activations::F32 { x, stride } => f64::from(x[row * stride + k]),
+        Activations::Pairs { .. } => f64::NAN,
     }
 }

@@ -339,6 +339,8 @@ pub struct Frame<'a> {
     pub weights: &'a [Weight],
     /// Fast bodies for this processor.
     pub simd: &'static Table,
+    /// Whether bfloat16 weights meet activations rounded alike; then `simd` has the products for it.
+    pub rounds: bool,
     pub(crate) _workspace: PhantomData<&'a mut [u8]>,
 }
 

@@ -1,11 +1,13 @@
 //! Matrix product with a weight: `y = W x + b`, the bulk of every model's bytes and flops.
 #![allow(unsafe_code)] // pieces of outputs, disjoint by `Turn::each`
 
+use super::scratch::{self, Scratch, sized};
 use super::{Frame, Kind, Op, Port, Product, Shape, Shapes, Turn, Value, WeightId};
 use crate::backend::cpu::activations::{Activations, Epilogue, Q8_BLOCK};
-use crate::backend::cpu::pack::Packed;
+use crate::backend::cpu::pack::{Layout, Packed};
 use crate::error::Result;
 use crate::{ensure, op_common};
+use std::ops::Range;
 
 /// `y[r][n] = sum_k W[n][k] x[r][k] + b[n]`.
 ///
@@ -86,6 +88,7 @@ impl Op for Linear {
                             block.scale * f32::from(block.codes[k % Q8_BLOCK])
                         }
                         Activations::F32 { x, stride } => x[r * stride + k],
+                        Activations::Pairs { .. } => f32::NAN,
                     },
                 };
                 let sum: f64 = w.iter().enumerate().map(|(k, w)| f64::from(*w) * f64::from(x(k))).sum();
@@ -99,33 +102,64 @@ impl Op for Linear {
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
         let y = frame.output(self.y);
         let rows = y.rows();
-        let bias = self.bias(frame);
         let parts = &frame.weight(self.weight).matrix().parts;
         let grain = grain(y.width() / 16, rows);
         // Chunks are counted over all parts, so that small parts share workers with large ones.
         let chunks = |part: &Packed| part.panels().div_ceil(grain);
         let total = parts.iter().map(chunks).sum();
-        turn.pieces(total, 1, |range| {
-            for item in range {
-                let (mut item, mut column) = (item, 0);
-                for part in parts {
-                    let count = chunks(part);
-                    if item < count {
-                        let panels = item * grain..((item + 1) * grain).min(part.panels());
-                        let acts = if part.layout().is_integer() {
-                            frame.input_q8(self.q)
-                        } else {
-                            Activations::F32 { x: frame.input(self.x), stride: part.cols() }
-                        };
-                        let epilogue = Epilogue { bias: bias.map(|b| &b[column..column + part.rows()]), add: false };
-                        // SAFETY: columns `column + 16 * panels` of every row belong to this chunk alone.
-                        unsafe { frame.simd.matmul(part, panels, &acts, 0..rows, &epilogue, y.as_mut_ptr().add(column), y.stride()) };
-                        break;
-                    }
-                    item -= count;
-                    column += part.rows();
+        let rounds = frame.rounds && parts.iter().any(|part| part.layout() == Layout::Bf16);
+        scratch::with(|scratch| {
+            let mut scratch = rounds.then_some(scratch);
+            let mut rounded: (&[u32], usize) = (&[], 0);
+            turn.pieces(total, 1, |range| {
+                // Each worker rounds for itself, with its first piece: less work than a barrier takes.
+                if let Some(scratch) = scratch.take() {
+                    rounded = self.round(frame, rows, scratch);
                 }
-            }
+                self.chunks(frame, range, grain, rounded);
+            });
         });
+    }
+}
+
+impl Linear {
+    /// The input's rows as pairs, and the words from one row to the next.
+    fn round<'a>(&self, frame: &Frame<'_>, rows: usize, scratch: &'a mut Scratch) -> (&'a [u32], usize) {
+        let stride = frame.slot(self.x).width.div_ceil(2);
+        let words = sized(&mut scratch.pairs, rows * stride);
+        for (row, words) in words.chunks_mut(stride).enumerate() {
+            frame.simd.round_row(frame.row(self.x, row), words);
+        }
+        (words, stride)
+    }
+
+    /// Chunks of `grain` panels, counted over all parts.
+    fn chunks(&self, frame: &Frame<'_>, range: Range<usize>, grain: usize, (pairs, pairs_stride): (&[u32], usize)) {
+        let (y, bias) = (frame.output(self.y), self.bias(frame));
+        let rows = y.rows();
+        let parts = &frame.weight(self.weight).matrix().parts;
+        let chunks = |part: &Packed| part.panels().div_ceil(grain);
+        for item in range {
+            let (mut item, mut column) = (item, 0);
+            for part in parts {
+                let count = chunks(part);
+                if item < count {
+                    let panels = item * grain..((item + 1) * grain).min(part.panels());
+                    let acts = if part.layout().is_integer() {
+                        frame.input_q8(self.q)
+                    } else if part.layout() == Layout::Bf16 && !pairs.is_empty() {
+                        Activations::Pairs { x: pairs, stride: pairs_stride }
+                    } else {
+                        Activations::F32 { x: frame.input(self.x), stride: part.cols() }
+                    };
+                    let epilogue = Epilogue { bias: bias.map(|b| &b[column..column + part.rows()]), add: false };
+                    // SAFETY: columns `column + 16 * panels` of every row belong to this chunk alone.
+                    unsafe { frame.simd.matmul(part, panels, &acts, 0..rows, &epilogue, y.as_mut_ptr().add(column), y.stride()) };
+                    break;
+                }
+                item -= count;
+                column += part.rows();
+            }
+        }
     }
 }

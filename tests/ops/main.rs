@@ -17,7 +17,7 @@ fn every_instruction_set() {
         return;
     }
     let test = std::env::current_exe().unwrap();
-    for simd in ["scalar", "avx2"] {
+    for simd in ["scalar", "avx2", "avx512"] {
         let done = std::process::Command::new(&test).env("METRALE_SIMD", simd).output().unwrap();
         assert!(done.status.success(), "{simd}: {}", String::from_utf8_lossy(&done.stdout));
     }

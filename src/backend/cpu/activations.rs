@@ -43,10 +43,15 @@ impl Q8Block {
     #[inline(always)]
     pub fn of(codes: [i8; Q8_BLOCK], scale: f32) -> Q8Block {
         let half = |h: usize| codes[h * 16..h * 16 + 16].iter().map(|&c| c as i32).sum::<i32>();
-        let (low, high) = (half(0), half(1));
+        Q8Block { codes, ..Q8Block::ZERO }.with_sums(scale, half(0), half(1))
+    }
+
+    /// The same codes with their scale, and the sums of each half of them.
+    #[inline(always)]
+    pub(super) fn with_sums(self, scale: f32, low: i32, high: i32) -> Q8Block {
         let sum = low + high;
         Q8Block {
-            codes,
+            codes: self.codes,
             scale,
             sum: scale * sum as f32,
             offset: -128 * sum,
@@ -57,7 +62,7 @@ impl Q8Block {
     }
 }
 
-/// Input rows of a product. Integer weight layouts take `Q8`, float layouts take `F32`.
+/// Input rows of a product. Integer weight layouts take `Q8`, float layouts take `F32`; `Bf16` also takes `Pairs` where the table has them.
 #[derive(Clone, Copy)]
 pub enum Activations<'a> {
     /// Row `r` is `x[r * stride ..][..k]`.
@@ -72,6 +77,13 @@ pub enum Activations<'a> {
         /// The blocks.
         blocks: &'a [Q8Block],
         /// Blocks from one row to the next.
+        stride: usize,
+    },
+    /// Row `r` is `x[r * stride ..][..k.div_ceil(2)]`, rounded to bfloat16; see [`Table::round_row`](super::simd::Table::round_row).
+    Pairs {
+        /// Two elements each, the even one in the low half; the last high half is zero where k is odd.
+        x: &'a [u32],
+        /// Pairs from one row to the next.
         stride: usize,
     },
 }

@@ -1,19 +1,27 @@
-//! Attention of a few queries over pages of keys and values, with a running maximum (online softmax; Milakov and Gimelshein, 2018).
+//! Attention of queries over pages of keys and values, with a running maximum (online softmax; Milakov and Gimelshein, 2018).
 //!
-//! Pages come ascending, 32 positions at a time, and each query's arithmetic is the same whether it shares a page with other queries or not:
-//! pages that all queries see whole run for four queries at once, the pages at an edge run for each query alone over the positions it sees.
+//! Positions come ascending in blocks of 128, cut at multiples of 128, and each query's arithmetic is the same whether it shares a block with
+//! other queries or not: a score is one chain over the key's elements, a weighted value one chain over positions. So tiles of up to six queries
+//! load each key and value once, as in a matrix product, and what only some of them see is added for each alone.
+//!
+//! Bound: the multiply-add rate; exponentials and rescaling take a tenth to a fifth beside it.
 #![allow(unsafe_code)] // Reads pages through pointers that the caller vouches for.
 
-use super::lane::{Lanes, Tile};
+use super::lane::{Lanes, Registers, Tile};
 use super::vector;
+use crate::backend::cpu::pack::LANES;
 use std::marker::PhantomData;
 
 /// Positions in a page.
 pub const PAGE: usize = 32;
 /// Most queries of a call.
-pub const QUERIES: usize = 8;
+pub const QUERIES: usize = 32;
 /// Most elements of a value; scratch lies on the stack.
 pub const VALUE_DIM: usize = 512;
+/// Positions that share a step of the running maximum.
+const BLOCK: usize = 4 * PAGE;
+/// Elements of weighted values that are gathered at a time.
+const GATHERED: usize = 4 * VALUE_DIM;
 
 /// One query: where it reads and writes, and which positions it sees.
 #[derive(Clone, Copy)]
@@ -93,15 +101,19 @@ impl Element for Half {
 struct State {
     most: [f32; QUERIES],
     sum: [f32; QUERIES],
-    values: [f32; QUERIES * VALUE_DIM / 2],
+    values: [f32; GATHERED],
+}
+
+/// Queries of `value_dim` elements whose values fit the scratch, in whole tiles where one fits.
+pub fn queries_at_once(value_dim: usize) -> usize {
+    let fit = (GATHERED / value_dim.max(1)).min(QUERIES);
+    if fit >= 6 { fit / 6 * 6 } else { fit }
 }
 
 /// # Safety
 /// Needs the instruction set of `S`; pages, queries and outputs are good for what [`Attend`] says.
 pub(super) unsafe fn attend<S: Lanes>(a: &Attend<'_>) {
-    // Long values: fewer queries share the scratch.
-    let group = if a.value_dim > VALUE_DIM / 2 { QUERIES / 2 } else { QUERIES };
-    for queries in a.queries.chunks(group) {
+    for queries in a.queries.chunks(queries_at_once(a.value_dim)) {
         // SAFETY: the caller's promise.
         unsafe {
             if a.half {
@@ -123,31 +135,33 @@ impl<S: Lanes, T: Element> Tile for Pass<'_, S, T> {
     #[inline(always)]
     unsafe fn run(self) {
         let Pass { a, queries, .. } = self;
-        let mut state = State { most: [f32::NEG_INFINITY; QUERIES], sum: [0.0; QUERIES], values: [0.0; QUERIES * VALUE_DIM / 2] };
+        let mut state = State { most: [f32::NEG_INFINITY; QUERIES], sum: [0.0; QUERIES], values: [0.0; GATHERED] };
         let first = queries.iter().map(|q| q.first).min().unwrap_or(0);
         let last = queries.iter().map(|q| q.last).max().unwrap_or(0);
-        for index in first / PAGE..=last / PAGE {
-            let (page, start) = (a.pages[index], index * PAGE);
-            let whole = queries.iter().all(|q| q.first <= start && q.last >= start + PAGE - 1);
+        for start in (first / BLOCK * BLOCK..=last).step_by(BLOCK) {
             let mut r = 0;
             while r < queries.len() {
-                // SAFETY: the caller's promise; `start ..` overlaps what each query sees where it is used.
-                unsafe {
-                    if whole && queries.len() - r >= 4 {
-                        S::call(PageTile::<S, T, 4> { a, queries, r, state: &mut state, page, lo: 0, hi: PAGE, _types: PhantomData });
-                        r += 4;
-                    } else if whole && queries.len() - r >= 2 {
-                        S::call(PageTile::<S, T, 2> { a, queries, r, state: &mut state, page, lo: 0, hi: PAGE, _types: PhantomData });
-                        r += 2;
-                    } else {
-                        let q = &queries[r];
-                        let lo = q.first.saturating_sub(start);
-                        let hi = (q.last + 1).saturating_sub(start).min(PAGE);
-                        if lo < hi {
-                            S::call(PageTile::<S, T, 1> { a, queries, r, state: &mut state, page, lo, hi, _types: PhantomData });
-                        }
-                        r += 1;
-                    }
+                macro_rules! tile {
+                    ($R:literal) => {{
+                        // SAFETY: the caller's promise; there are this many queries from `r` on.
+                        unsafe {
+                            S::call(BlockTile::<S, T, $R> {
+                                a,
+                                queries: &queries[r..r + $R],
+                                r,
+                                state: &mut state,
+                                start,
+                                _types: PhantomData,
+                            })
+                        };
+                        r += $R;
+                    }};
+                }
+                match queries.len() - r {
+                    6.. => tile!(6),
+                    4.. => tile!(4),
+                    2.. => tile!(2),
+                    _ => tile!(1),
                 }
             }
         }
@@ -161,121 +175,287 @@ impl<S: Lanes, T: Element> Tile for Pass<'_, S, T> {
                 most = new;
             }
             let factor = if most == f32::NEG_INFINITY { f32::NAN } else { factor / sum };
-            for (d, v) in state.values[r * a.value_dim..][..a.value_dim].iter().enumerate() {
-                // SAFETY: `y` is good for `value_dim` elements.
-                unsafe { *q.y.add(d) = v * factor };
+            // SAFETY: `y` is good for `value_dim` elements, and so is the row of values.
+            unsafe { times::<S>(factor, state.values[r * a.value_dim..][..a.value_dim].as_ptr(), q.y, a.value_dim) };
+        }
+    }
+}
+
+/// `y = factor * x`, `n` elements.
+#[inline(always)]
+unsafe fn times<S: Lanes>(factor: f32, x: *const f32, y: *mut f32, n: usize) {
+    // SAFETY: both sides hold `n` elements.
+    unsafe {
+        let whole = n / LANES * LANES;
+        for d in (0..whole).step_by(LANES) {
+            S::store(y.add(d), S::mul(S::load(x.add(d)), S::splat(factor)));
+        }
+        for d in whole..n {
+            *y.add(d) = *x.add(d) * factor;
+        }
+    }
+}
+
+/// `R` queries over the positions they see of the block that begins at `start`.
+struct BlockTile<'a, S, T, const R: usize> {
+    a: &'a Attend<'a>,
+    queries: &'a [Query],
+    /// Place of the first one in `state`.
+    r: usize,
+    state: &'a mut State,
+    start: usize,
+    _types: PhantomData<(S, T)>,
+}
+
+impl<S: Lanes, T: Element, const R: usize> Tile for BlockTile<'_, S, T, R> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let BlockTile { a, queries, r: first, state, start, .. } = self;
+        // What each query sees of the block; nothing is `lo == hi`.
+        let mut sees = [(0, 0); R];
+        for (sees, q) in sees.iter_mut().zip(queries) {
+            let hi = (q.last + 1).saturating_sub(start).min(BLOCK);
+            *sees = (q.first.saturating_sub(start).min(hi), hi);
+        }
+        let low = sees.iter().filter(|s| s.0 < s.1).map(|s| s.0).min().unwrap_or(BLOCK);
+        let high = sees.iter().map(|s| s.1).max().unwrap_or(0);
+        if low >= high {
+            return;
+        }
+        let mut weights = [[0.0f32; BLOCK]; R];
+        // SAFETY: the pages from `low` to `high` exist; queries hold `key_dim` elements.
+        unsafe {
+            let mut page = low / PAGE;
+            while page * PAGE < high {
+                if wide::<S>() && (page + 1) * PAGE < high {
+                    S::call(Scores::<S, T, R, 4> {
+                        a,
+                        queries,
+                        pages: start / PAGE + page,
+                        column: page * PAGE,
+                        weights: &mut weights,
+                        _types: PhantomData,
+                    });
+                    page += 2;
+                } else {
+                    S::call(Scores::<S, T, R, 2> {
+                        a,
+                        queries,
+                        pages: start / PAGE + page,
+                        column: page * PAGE,
+                        weights: &mut weights,
+                        _types: PhantomData,
+                    });
+                    page += 1;
+                }
+            }
+        }
+        let dim = a.value_dim;
+        let mut falls = [f32::NEG_INFINITY; LANES];
+        // SAFETY: whole vectors of weights, and of the rows of `dim` in `state`.
+        unsafe {
+            for r in 0..R {
+                let (lo, hi) = sees[r];
+                let (from, to) = (lo / LANES * LANES, hi.next_multiple_of(LANES));
+                let w = &mut weights[r][from..to];
+                if let Some(cap) = a.softcap {
+                    vector::scale(a.scale, w);
+                    vector::softcap::<S>(cap, w);
+                }
+                // Positions out of sight may hold anything; their scores are replaced, not multiplied away.
+                let scale = S::splat(if a.softcap.is_some() { 1.0 } else { a.scale });
+                let mut most = S::splat(f32::NEG_INFINITY);
+                for at in (from..to).step_by(LANES) {
+                    let place = w.as_mut_ptr().add(at - from);
+                    let mut x = S::mul(S::load(place), scale);
+                    if at < lo || at + LANES > hi {
+                        let mut edge = [0.0f32; LANES];
+                        S::store(edge.as_mut_ptr(), x);
+                        for (i, x) in edge.iter_mut().enumerate() {
+                            *x = if at + i >= lo && at + i < hi { *x } else { f32::NEG_INFINITY };
+                        }
+                        x = S::load(edge.as_ptr());
+                    }
+                    S::store(place, x);
+                    most = S::max(x, most);
+                }
+                let (before, here) = (state.most[first + r], S::largest(most));
+                let most = if here > before { here } else { before };
+                state.most[first + r] = most;
+                falls[r] = before - most;
+            }
+            let mut factors = [0.0f32; LANES];
+            S::store(factors.as_mut_ptr(), S::exp_below(S::load(falls.as_ptr())));
+            for r in 0..R {
+                let (lo, hi) = sees[r];
+                if lo == hi {
+                    continue;
+                }
+                let most = S::splat(-state.most[first + r]);
+                let mut sums = S::splat(0.0);
+                for at in (lo / LANES * LANES..hi).step_by(LANES) {
+                    let place = weights[r].as_mut_ptr().add(at);
+                    let x = S::exp_below(S::add(S::load(place), most));
+                    S::store(place, x);
+                    sums = S::add(sums, x);
+                }
+                let mut lanes = [0.0f32; LANES];
+                S::store(lanes.as_mut_ptr(), sums);
+                state.sum[first + r] = state.sum[first + r] * factors[r] + vector::tree(lanes);
+                if factors[r] != 1.0 {
+                    let values = &mut state.values[(first + r) * dim..][..dim];
+                    times::<S>(factors[r], values.as_ptr(), values.as_mut_ptr(), dim);
+                }
+            }
+        }
+        // What all see goes through the tile, the rest before and after it for each alone.
+        let joint = (sees.iter().map(|s| s.0).max().unwrap_or(0), sees.iter().map(|s| s.1).min().unwrap_or(0));
+        let values = state.values[first * dim..].as_mut_ptr();
+        // SAFETY: the positions are seen, so their values exist; `state` holds `R` rows of `dim` from here on.
+        unsafe {
+            let alone = |r: usize, lo: usize, hi: usize| {
+                if lo < hi {
+                    weigh::<S, T, 1>(a, start, lo, hi, &weights[r..], values.add(r * dim));
+                }
+            };
+            if joint.0 < joint.1 {
+                (0..R).for_each(|r| alone(r, sees[r].0, joint.0));
+                weigh::<S, T, R>(a, start, joint.0, joint.1, &weights, values);
+                (0..R).for_each(|r| alone(r, joint.1, sees[r].1));
+            } else {
+                (0..R).for_each(|r| alone(r, sees[r].0, sees[r].1));
             }
         }
     }
 }
 
-/// `R` queries over positions `lo .. hi` of one page.
-struct PageTile<'a, S, T, const R: usize> {
+/// Whether tiles of four registers by six queries fit the register file.
+const fn wide<S: Lanes>() -> bool {
+    S::REGISTERS.are(Registers::ThirtyTwo)
+}
+
+/// Products of `R` queries with the keys of `16 * P` positions.
+struct Scores<'a, S, T, const R: usize, const P: usize> {
     a: &'a Attend<'a>,
     queries: &'a [Query],
-    r: usize,
-    state: &'a mut State,
-    page: *const u8,
-    lo: usize,
-    hi: usize,
+    /// The first page.
+    pages: usize,
+    /// Where its first position stands among the weights.
+    column: usize,
+    weights: &'a mut [[f32; BLOCK]; R],
     _types: PhantomData<(S, T)>,
 }
 
-impl<S: Lanes, T: Element, const R: usize> Tile for PageTile<'_, S, T, R> {
+impl<S: Lanes, T: Element, const R: usize, const P: usize> Tile for Scores<'_, S, T, R, P> {
     #[inline(always)]
     unsafe fn run(self) {
-        let PageTile { a, queries, r: first, state, page, lo, hi, .. } = self;
-        let mut weights = [[0.0f32; PAGE]; R];
-        // SAFETY: keys lie at `key_at`, two runs of `key_dim * 16` elements; queries hold `key_dim` elements.
+        let Scores { a, queries, pages, column, weights, .. } = self;
+        // SAFETY: keys lie at `key_at`, two runs of `key_dim * 16` elements a page; queries hold `key_dim` elements.
         unsafe {
-            let mut s = [[S::splat(0.0); 2]; R];
+            let mut key = [(std::ptr::null::<u8>(), 0); P];
+            unroll!(j < P { key[j] = (a.pages[pages + j / 2].cast_const(), a.key_at + j % 2 * a.key_dim * 16); });
+            let mut x = [std::ptr::null::<f32>(); R];
+            unroll!(r < R { x[r] = queries[r].q; });
+            let mut acc = [[S::splat(0.0); P]; R];
+            let mut k = [S::splat(0.0); P];
             for d in 0..a.key_dim {
-                let k0 = T::load::<S>(page, a.key_at + d * 16);
-                let k1 = T::load::<S>(page, a.key_at + (a.key_dim + d) * 16);
-                for r in 0..R {
-                    let q = S::splat(*queries[first + r].q.add(d));
-                    s[r][0] = S::fma(q, k0, s[r][0]);
-                    s[r][1] = S::fma(q, k1, s[r][1]);
-                }
+                unroll!(j < P { k[j] = T::load::<S>(key[j].0, key[j].1 + d * 16); });
+                unroll!(r < R {
+                    let q = S::splat(*x[r].add(d));
+                    unroll!(j < P { acc[r][j] = S::fma(q, k[j], acc[r][j]); });
+                });
             }
+            unroll!(r < R {
+                unroll!(j < P { S::store(weights[r].as_mut_ptr().add(column + 16 * j), acc[r][j]); });
+            });
+        }
+    }
+}
+
+/// Adds the values of positions `lo .. hi` of a block, times their weights, to `R` rows of `y`.
+///
+/// # Safety
+/// The positions' values exist, `weights` and `y` hold `R` rows.
+#[inline(always)]
+unsafe fn weigh<S: Lanes, T: Element, const R: usize>(
+    a: &Attend<'_>,
+    start: usize,
+    lo: usize,
+    hi: usize,
+    weights: &[[f32; BLOCK]],
+    y: *mut f32,
+) {
+    let dim = a.value_dim;
+    let mut d = 0;
+    // SAFETY: vectors stop at the last whole 16 elements of a row.
+    unsafe {
+        macro_rules! piece {
+            ($P:literal) => {{
+                S::call(Values::<S, T, R, $P> { a, start, lo, hi, weights, y, d, _types: PhantomData });
+                d += 16 * $P;
+            }};
+        }
+        while d + 64 <= dim && wide::<S>() {
+            piece!(4);
+        }
+        while d + 16 <= dim {
+            piece!(1);
+        }
+        while d < dim {
             for r in 0..R {
-                S::store(weights[r].as_mut_ptr(), s[r][0]);
-                S::store(weights[r].as_mut_ptr().add(16), s[r][1]);
-            }
-        }
-        let mut factors = [0.0f32; R];
-        for r in 0..R {
-            let w = &mut weights[r];
-            w.iter_mut().for_each(|s| *s *= a.scale);
-            if let Some(cap) = a.softcap {
-                vector::softcap::<S>(cap, w);
-            }
-            // Positions out of sight may hold anything; their scores are replaced, not multiplied away.
-            for (i, s) in w.iter_mut().enumerate() {
-                *s = if i >= lo && i < hi { *s } else { f32::NEG_INFINITY };
-            }
-            let before = state.most[first + r];
-            let here = vector::largest(w);
-            let most = if here > before { here } else { before };
-            factors[r] = vector::exp::<S>(before - most);
-            let sum = vector::exp_sum::<S>(most, w);
-            state.sum[first + r] = state.sum[first + r] * factors[r] + sum;
-            state.most[first + r] = most;
-        }
-        const V: usize = 4;
-        let dim = a.value_dim;
-        let base = state.values.as_mut_ptr();
-        // SAFETY: values lie at `value_at`, rows of `value_dim`; vectors stop at the last whole 16 elements of a row.
-        unsafe {
-            let at = |r: usize, d: usize| base.add((first + r) * dim + d);
-            let mut d = 0;
-            while d + 16 * V <= dim {
-                let mut acc = [[S::splat(0.0); V]; R];
-                for r in 0..R {
-                    for v in 0..V {
-                        acc[r][v] = S::mul(S::load(at(r, d + 16 * v)), S::splat(factors[r]));
-                    }
-                }
+                let y = &mut *y.add(r * dim + d);
                 for i in lo..hi {
-                    let row = a.value_at + i * dim + d;
-                    let mut x = [S::splat(0.0); V];
-                    for v in 0..V {
-                        x[v] = T::load::<S>(page, row + 16 * v);
-                    }
-                    for r in 0..R {
-                        let w = S::splat(weights[r][i]);
-                        for v in 0..V {
-                            acc[r][v] = S::fma(w, x[v], acc[r][v]);
-                        }
-                    }
+                    let page = a.pages[(start + i) / PAGE];
+                    *y = vector::fma::<S>(weights[r][i], T::one(page, a.value_at + i % PAGE * dim + d), *y);
                 }
-                for r in 0..R {
-                    for v in 0..V {
-                        S::store(at(r, d + 16 * v), acc[r][v]);
-                    }
-                }
-                d += 16 * V;
             }
-            while d + 16 <= dim {
-                for r in 0..R {
-                    let mut acc = S::mul(S::load(at(r, d)), S::splat(factors[r]));
-                    for i in lo..hi {
-                        acc = S::fma(S::splat(weights[r][i]), T::load::<S>(page, a.value_at + i * dim + d), acc);
-                    }
-                    S::store(at(r, d), acc);
+            d += 1;
+        }
+    }
+}
+
+/// `16 * P` elements, from `d` on, of `R` weighted sums.
+struct Values<'a, S, T, const R: usize, const P: usize> {
+    a: &'a Attend<'a>,
+    start: usize,
+    lo: usize,
+    hi: usize,
+    weights: &'a [[f32; BLOCK]],
+    y: *mut f32,
+    d: usize,
+    _types: PhantomData<(S, T)>,
+}
+
+impl<S: Lanes, T: Element, const R: usize, const P: usize> Tile for Values<'_, S, T, R, P> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let Values { a, start, lo, hi, weights, y, d, .. } = self;
+        let dim = a.value_dim;
+        // SAFETY: values lie at `value_at`, rows of `value_dim`; the positions are seen, `weights` and `y` hold `R` rows.
+        unsafe {
+            let mut acc = [[S::splat(0.0); P]; R];
+            unroll!(r < R {
+                unroll!(j < P { acc[r][j] = S::load(y.add(r * dim + d + 16 * j)); });
+            });
+            let w = weights.as_ptr().cast::<f32>();
+            let mut x = [S::splat(0.0); P];
+            let mut i = lo;
+            while i < hi {
+                let page = a.pages[(start + i) / PAGE].cast_const();
+                let end = hi.min(i / PAGE * PAGE + PAGE);
+                while i < end {
+                    let row = a.value_at + i % PAGE * dim + d;
+                    unroll!(j < P { x[j] = T::load::<S>(page, row + 16 * j); });
+                    unroll!(r < R {
+                        let w = S::splat(*w.add(r * BLOCK + i));
+                        unroll!(j < P { acc[r][j] = S::fma(w, x[j], acc[r][j]); });
+                    });
+                    i += 1;
                 }
-                d += 16;
             }
-            while d < dim {
-                for r in 0..R {
-                    let mut acc = *at(r, d) * factors[r];
-                    for i in lo..hi {
-                        acc = vector::fma::<S>(weights[r][i], T::one(page, a.value_at + i * dim + d), acc);
-                    }
-                    *at(r, d) = acc;
-                }
-                d += 1;
-            }
+            unroll!(r < R {
+                unroll!(j < P { S::store(y.add(r * dim + d + 16 * j), acc[r][j]); });
+            });
         }
     }
 }

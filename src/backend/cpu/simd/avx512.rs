@@ -2,6 +2,9 @@
 #![allow(unsafe_code)] // Intrinsics.
 
 use super::lane::{Lanes, Registers, Tile};
+use super::quantize::{self, TINY};
+use super::vector;
+use crate::backend::cpu::activations::{Q8_BLOCK, Q8Block};
 use std::arch::x86_64::*;
 
 /// AVX-512 F, BW, VL, DQ and VNNI.
@@ -83,6 +86,50 @@ impl Lanes for Avx512 {
     unsafe fn store_f16(p: *mut u8, x: Self::F) {
         // SAFETY: see above.
         unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x)) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn largest(x: Self::F) -> f32 {
+        // SAFETY: see above.
+        unsafe { _mm512_reduce_max_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn exp_below(x: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe {
+            // As `vector::exp_below`; what falls below the smallest normal number is flushed by the scaling, or by the mode the workers set.
+            let x = _mm512_max_ps(_mm512_set1_ps(-200.0), x);
+            let n = _mm512_roundscale_ps::<8>(_mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E)));
+            let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(vector::LN2_HIGH), x);
+            let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(vector::LN2_LOW), r);
+            let mut p = _mm512_set1_ps(vector::SERIES[0]);
+            for c in &vector::SERIES[1..] {
+                p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
+            }
+            _mm512_scalef_ps(p, n)
+        }
+    }
+    #[inline(always)]
+    unsafe fn quantize(x: &[f32; Q8_BLOCK]) -> Q8Block {
+        // SAFETY: see above; 32 elements, 32 codes.
+        unsafe {
+            let (low, high) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
+            let magnitude = |x| _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fff_ffff));
+            let largest = f32::from_bits(_mm512_reduce_max_epi32(_mm512_max_epi32(magnitude(low), magnitude(high))) as u32);
+            if !(largest.is_finite() && largest >= TINY) {
+                return quantize::block(x);
+            }
+            let inverse = _mm512_set1_ps(127.0 / largest);
+            let (low, high) = (_mm512_cvtps_epi32(_mm512_mul_ps(low, inverse)), _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse)));
+            let mut block = Q8Block::ZERO;
+            _mm_storeu_si128(block.codes.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(low));
+            _mm_storeu_si128(block.codes.as_mut_ptr().add(16).cast(), _mm512_cvtepi32_epi8(high));
+            block.with_sums(largest / 127.0, _mm512_reduce_add_epi32(low), _mm512_reduce_add_epi32(high))
+        }
     }
     #[inline(always)]
     unsafe fn splat_i32(x: i32) -> Self::I {

@@ -4,6 +4,8 @@
 //! `inline(always)`, since the vectors must not pass through a call of a function that lacks the feature.
 #![allow(unsafe_code)] // The methods are unsafe: they need their instruction set, and pointers that are good for 16 lanes.
 
+use super::super::activations::{Q8_BLOCK, Q8Block};
+
 /// Vectors of 16 lanes. Integer sums are exact, so only the float methods decide bits: each is one rounding per lane, except `fma`,
 /// which the scalar set rounds twice.
 ///
@@ -50,6 +52,54 @@ pub(super) trait Lanes {
 
     /// Writes 16 half floats, nearest even.
     unsafe fn store_f16(p: *mut u8, x: Self::F);
+
+    /// The larger of two; `b` where `a` is NaN.
+    #[inline(always)]
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        let (mut x, mut y) = ([0.0f32; 16], [0.0f32; 16]);
+        // SAFETY: the caller has the instruction set; arrays of 16.
+        unsafe {
+            Self::store(x.as_mut_ptr(), a);
+            Self::store(y.as_mut_ptr(), b);
+            for i in 0..16 {
+                y[i] = if x[i] > y[i] { x[i] } else { y[i] };
+            }
+            Self::load(y.as_ptr())
+        }
+    }
+    /// The largest of 16.
+    #[inline(always)]
+    unsafe fn largest(x: Self::F) -> f32 {
+        let mut m = [0.0f32; 16];
+        // SAFETY: the caller has the instruction set; an array of 16.
+        unsafe { Self::store(m.as_mut_ptr(), x) };
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                m[i] = if m[i + half] > m[i] { m[i + half] } else { m[i] };
+            }
+        }
+        m[0]
+    }
+    /// Exponentials of what is at most 0; NaN stays.
+    #[inline(always)]
+    unsafe fn exp_below(x: Self::F) -> Self::F
+    where
+        Self: Sized,
+    {
+        let mut y = [0.0f32; 16];
+        // SAFETY: the caller has the instruction set; an array of 16.
+        unsafe {
+            Self::store(y.as_mut_ptr(), x);
+            y = y.map(|x| super::vector::exp_below::<Self>(x));
+            Self::load(y.as_ptr())
+        }
+    }
+
+    /// A block of 8-bit activations.
+    #[inline(always)]
+    unsafe fn quantize(x: &[f32; Q8_BLOCK]) -> Q8Block {
+        super::quantize::block(x)
+    }
 
     unsafe fn splat_i32(x: i32) -> Self::I;
     unsafe fn to_float(x: Self::I) -> Self::F;

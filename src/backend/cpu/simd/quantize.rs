@@ -1,22 +1,29 @@
 //! Rows of f32 to 8-bit blocks.
 //!
 //! Every operation here is one correctly rounded IEEE operation per element, so all tables give the same bits.
+#![allow(unsafe_code)] // Calls lane methods.
 
 use super::super::activations::{Q8_BLOCK, Q8Block};
+use super::lane::Lanes;
 
 /// Below this the scale would become subnormal, and its inverse infinite; such a block is zeros.
-const TINY: f32 = 1e-30;
+pub(super) const TINY: f32 = 1e-30;
 
 /// Quantises `x` into `out`, block by block.
+///
+/// # Safety
+/// Needs the instruction set of `S`.
 #[inline(always)]
-pub(super) fn row(x: &[f32], out: &mut [Q8Block]) {
+pub(super) unsafe fn row<S: Lanes>(x: &[f32], out: &mut [Q8Block]) {
     for (x, out) in x.as_chunks::<Q8_BLOCK>().0.iter().zip(out) {
-        *out = block(x);
+        // SAFETY: the caller has the instruction set.
+        *out = unsafe { S::quantize(x) };
     }
 }
 
+/// The definition.
 #[inline(always)]
-fn block(x: &[f32; Q8_BLOCK]) -> Q8Block {
+pub(super) fn block(x: &[f32; Q8_BLOCK]) -> Q8Block {
     // Without the sign, floats order like their bits, and NaN is above infinity: one integer maximum finds both.
     let mut largest = 0u32;
     for v in x {

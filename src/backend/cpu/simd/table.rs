@@ -2,9 +2,10 @@
 #![allow(unsafe_code)] // Calls functions that need an instruction set; the table exists only where it does.
 
 use super::super::activations::{Activations, Epilogue, Q8Block};
-use super::super::pack::{LANES, Packed};
+use super::super::pack::{LANES, Layout, Packed};
 use super::attend::{Attend, PAGE, QUERIES, VALUE_DIM};
 use super::product::Product;
+use crate::tensor::DType;
 use std::ops::Range;
 
 /// Kernels for one instruction set. Get it from [`table`](super::table).
@@ -15,11 +16,41 @@ pub struct Table {
     pub(super) matmul: unsafe fn(&Product<'_>),
     pub(super) quantize: unsafe fn(&[f32], &mut [Q8Block]),
     pub(super) attend: unsafe fn(&Attend<'_>),
+    pub(super) pairs: Option<PairFunctions>,
     pub(super) row: RowFunctions,
+    pub(super) fill: FillFunction,
+}
+
+/// What [`Table::fill`] calls.
+pub(super) type FillFunction = unsafe fn(DType, Layout, usize, &[&[u8]; LANES], &mut [u8]) -> bool;
+
+/// The scalar form: left to the definition.
+pub(super) unsafe fn never_fill(_: DType, _: Layout, _: usize, _: &[&[u8]; LANES], _: &mut [u8]) -> bool {
+    false
+}
+
+/// Products of bfloat16 weights with activations rounded to bfloat16.
+#[derive(Clone, Copy)]
+pub(super) struct PairFunctions {
+    pub(super) matmul: unsafe fn(&Product<'_>),
+    pub(super) round: unsafe fn(&[f32], &mut [u32]),
 }
 
 impl Table {
-    /// `scalar`, `avx2` or `avx512`.
+    /// Whether [`Layout::Bf16`](super::super::pack::Layout::Bf16) also meets [`Activations::Pairs`], faster.
+    pub fn has_pairs(&self) -> bool {
+        self.pairs.is_some()
+    }
+
+    /// Rounds a row to the nearest bfloat16, ties to even, two elements to a word; subnormals become zero. Panics on a table without pairs.
+    pub fn round_row(&self, x: &[f32], out: &mut [u32]) {
+        assert!(x.len().div_ceil(2) == out.len(), "{} elements do not fill {} pairs", x.len(), out.len());
+        let pairs = self.pairs.expect("callers ask for pairs first");
+        // SAFETY: the table exists only where its instructions do.
+        unsafe { (pairs.round)(x, out) }
+    }
+
+    /// `scalar`, `avx2`, `avx512` or `avx512bf16`.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -39,6 +70,17 @@ impl Table {
         assert!(a.queries.iter().all(|q| q.first <= q.last && q.last / PAGE < a.pages.len()), "a query sees past the last page");
         // SAFETY: the table exists only where its instructions do; the rest is the caller's promise.
         unsafe { (self.attend)(a) }
+    }
+
+    /// Fills one panel from 16 rows of `cols` elements as a file stores them, with the bytes that `Layout::fill_*` gives. Whether it did:
+    /// formats without a fast way, and what is unusual, are left to those, and the panel may then hold anything.
+    pub fn fill(&self, dtype: DType, layout: Layout, cols: usize, rows: &[&[u8]; LANES], panel: &mut [u8]) -> bool {
+        let Some(bytes) = dtype.bytes(cols) else { return false };
+        if layout.panel_bytes(cols) != Some(panel.len()) || rows.iter().any(|row| row.len() != bytes) {
+            return false;
+        }
+        // SAFETY: the table exists only where its instructions do, and the lengths were just compared.
+        unsafe { (self.fill)(dtype, layout, cols, rows, panel) }
     }
 
     /// Quantises a row (a multiple of 32 elements) into `x.len() / 32` blocks; nearest code, ties to even.
@@ -72,6 +114,14 @@ impl Table {
         let (len, stride, width) = match acts {
             Activations::F32 { x, stride } => (x.len(), *stride, w.cols()),
             Activations::Q8 { blocks, stride } => (blocks.len(), *stride, w.cols() / 32),
+            Activations::Pairs { x, stride } => (x.len(), *stride, w.cols().div_ceil(2)),
+        };
+        let matmul = match acts {
+            Activations::Pairs { .. } => {
+                assert_eq!(w.layout(), Layout::Bf16, "pairs and other weights");
+                self.pairs.expect("callers ask for pairs first").matmul
+            }
+            _ => self.matmul,
         };
         assert_eq!(w.layout().is_integer(), matches!(acts, Activations::Q8 { .. }), "{:?} and the other kind of activations", w.layout());
         let last = (rows.end - 1).checked_mul(stride).and_then(|start| start.checked_add(width));
@@ -93,7 +143,7 @@ impl Table {
         };
         // SAFETY: the table exists only where its instructions do; weights, activations and bias were checked above, the outputs are
         // the caller's promise.
-        unsafe { (self.matmul)(&product) }
+        unsafe { matmul(&product) }
     }
 
     /// The same into a slice that holds all rows, for callers that share nothing.
@@ -138,12 +188,12 @@ macro_rules! row_functions {
             /// `y += a * x` for half floats `x`.
             fn axpy_f16(a: f32, x: &[u16], y: &mut [f32]) [x y] = vector::axpy::<S, _>(a, as_h16(x), y);
             /// `y += x`
-            fn add(x: &[f32], y: &mut [f32]) [x y] = vector::add(x, y);
+            fn add(x: &[f32], y: &mut [f32]) [x y] = vector::add::<S>(x, y);
             /// `x *= a`
             fn scale(a: f32, x: &mut [f32]) [] = vector::scale(a, x);
             /// `out = x / sqrt(mean(x^2) + eps) * w`
             fn rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) [x w out] =
-                vector::rms_norm(vector::dot::<S, _>(x, x), x, w, eps, out);
+                vector::rms_norm::<S>(x, w, eps, out);
             /// `out = silu(gate) * up`
             fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) [gate up out] = vector::silu_mul::<S>(gate, up, out);
             /// `out = gelu(gate) * up`, the tanh form of gelu.
@@ -222,7 +272,7 @@ pub(super) use compile_one;
 
 /// Makes the module `$module` with the table for the lanes `$lanes`, compiled with `$features` enabled.
 macro_rules! table_for {
-    ($module:ident, $lanes:ty, $name:literal $(, $features:literal)?) => {
+    ($module:ident, $lanes:ty, $name:literal, $fill:path $(, $features:literal)?) => {
         mod $module {
             use super::super::activations::Q8Block;
             use super::table::{RowFunctions, Table, compile, compile_one, row_functions};
@@ -234,10 +284,23 @@ macro_rules! table_for {
 
             $(#[target_feature(enable = $features)])?
             unsafe fn quantize_row(x: &[f32], out: &mut [Q8Block]) {
-                quantize::row(x, out)
+                // SAFETY: the features are enabled here.
+                #[allow(unused_unsafe)]
+                unsafe {
+                    quantize::row::<S>(x, out)
+                }
             }
 
-            pub(super) static TABLE: Table = Table { name: $name, attend: attend::attend::<S>, matmul: product::product::<S>, quantize: quantize_row, row: ROW };
+            pub(super) const TABLE: Table = Table {
+                name: $name,
+                attend: attend::attend::<S>,
+                matmul: product::product::<S>,
+                quantize: quantize_row,
+                pairs: None,
+                row: ROW,
+                fill: $fill,
+            };
+            pub(super) static STATIC: Table = TABLE;
         }
     };
 }

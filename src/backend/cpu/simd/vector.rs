@@ -96,7 +96,7 @@ fn padded<T: Copy + Default>(x: &[T]) -> [T; N] {
 
 /// Sums 16 lanes by halves.
 #[inline(always)]
-fn tree(mut v: V) -> f32 {
+pub(super) fn tree(mut v: V) -> f32 {
     for half in [8, 4, 2, 1] {
         for i in 0..half {
             v[i] += v[i + half];
@@ -190,10 +190,22 @@ fn update(x: &mut [f32], f: impl Fn(f32) -> f32 + Copy) {
     }
 }
 
+/// # Safety
+/// Needs the instruction set of `S`. Lengths are equal.
 #[inline(always)]
-pub(super) fn rms_norm(sum_squares: f32, x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
-    let scale = 1.0 / (sum_squares / x.len() as f32 + eps).sqrt();
-    zip(x, w, out, |x, w| x * scale * w);
+pub(super) unsafe fn rms_norm<S: Lanes>(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+    // SAFETY: the caller has the instruction set; whole vectors up to `whole`.
+    unsafe {
+        let scale = 1.0 / (dot::<S, _>(x, x) / x.len() as f32 + eps).sqrt();
+        let (factor, whole) = (S::splat(scale), x.len() / N * N);
+        for i in (0..whole).step_by(N) {
+            let y = S::mul(S::mul(S::load(x.as_ptr().add(i)), factor), S::load(w.as_ptr().add(i)));
+            S::store(out.as_mut_ptr().add(i), y);
+        }
+        for i in whole..x.len() {
+            out[i] = x[i] * scale * w[i];
+        }
+    }
 }
 
 #[inline(always)]
@@ -211,15 +223,17 @@ pub(super) fn gelu_tanh_mul<S: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32])
     });
 }
 
+/// # Safety
+/// Needs the instruction set of `S`. Lengths are equal.
 #[inline(always)]
-pub(super) fn add(x: &[f32], y: &mut [f32]) {
-    let (x, x_rest) = x.as_chunks::<N>();
-    let (y, y_rest) = y.as_chunks_mut::<N>();
-    for (x, y) in x.iter().zip(y) {
-        *y = map2(x, y, |x, y| x + y);
+pub(super) unsafe fn add<S: Lanes>(x: &[f32], y: &mut [f32]) {
+    let whole = x.len() / N * N;
+    for i in (0..whole).step_by(N) {
+        // SAFETY: the caller has the instruction set; whole vectors up to `whole`.
+        unsafe { S::store(y.as_mut_ptr().add(i), S::add(S::load(x.as_ptr().add(i)), S::load(y.as_ptr().add(i)))) };
     }
-    for (x, y) in x_rest.iter().zip(y_rest) {
-        *y += x;
+    for i in whole..x.len() {
+        y[i] += x[i];
     }
 }
 
@@ -257,16 +271,18 @@ pub(super) fn max(x: &[f32]) -> f32 {
     if odd.iter().any(|&o| o != 0) { f32::NAN } else { largest.iter().fold(f32::NEG_INFINITY, |m, &v| m.max(v)) }
 }
 
-/// The largest of 32 elements; NaN counts as nothing here and shows in the exponentials.
+/// [`exp`] of what is at most 0: the same bits, in fewer operations.
 #[inline(always)]
-pub(super) fn largest(x: &[f32; 32]) -> f32 {
-    let mut m: V = std::array::from_fn(|i| if x[i + N] > x[i] { x[i + N] } else { x[i] });
-    for half in [8, 4, 2, 1] {
-        for i in 0..half {
-            m[i] = if m[i + half] > m[i] { m[i + half] } else { m[i] };
-        }
-    }
-    m[0]
+pub(super) fn exp_below<S: Lanes>(x: f32) -> f32 {
+    // A number below the least is replaced; NaN passes the comparison and goes through the series.
+    let inside = if x < LEAST { LEAST } else { x };
+    let shifted = fma::<S>(inside, std::f32::consts::LOG2_E, MAGIC);
+    let n = shifted - MAGIC;
+    let r = fma::<S>(n, -LN2_HIGH, inside);
+    let p = series::<S>(fma::<S>(n, -LN2_LOW, r));
+    let n = shifted.to_bits() as i32 - MAGIC.to_bits() as i32;
+    let value = p * f32::from_bits((n.wrapping_add(127) << 23) as u32);
+    if x < LEAST { 0.0 } else { value }
 }
 
 /// Replaces `x` by `exp(x - shift)` and returns the sum.
@@ -287,29 +303,39 @@ pub(super) fn exp_sum<S: Lanes>(shift: f32, x: &mut [f32]) -> f32 {
     tree(acc)
 }
 
+/// Adding it rounds to an integer, which then stands in the low bits: 1.5 * 2^23.
+const MAGIC: f32 = 12_582_912.0;
+/// ln 2 in two parts, of which the first has few enough bits for an exact product with a small integer.
+pub(super) const LN2_HIGH: f32 = 0.693_359_4;
+pub(super) const LN2_LOW: f32 = -2.121_944_4e-4;
+/// Largest argument with a finite exponential, smallest with a normal one.
+const MOST: f32 = 88.722_84;
+const LEAST: f32 = -87.336_54;
+
+/// The series of exp to the seventh power, highest first: the next term is below 6e-9 for |r| <= ln 2 / 2.
+pub(super) const SERIES: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+
+#[inline(always)]
+fn series<S: Lanes>(r: f32) -> f32 {
+    let mut p = SERIES[0];
+    for c in &SERIES[1..] {
+        p = fma::<S>(p, r, *c);
+    }
+    p
+}
+
 /// e to the x: within 2 units in the last place, 0 where the result would be subnormal, NaN for NaN.
 #[inline(always)]
 pub(super) fn exp<S: Lanes>(x: f32) -> f32 {
-    // x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts, of which the first has few enough bits for an exact product with n.
-    const MAGIC: f32 = 12_582_912.0;
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    /// Largest argument with a finite result, smallest with a normal one.
-    const MOST: f32 = 88.722_84;
-    const LEAST: f32 = -87.336_54;
+    // x = n ln 2 + r with |r| <= ln 2 / 2.
     // Comparisons in this order let NaN through as a number; it is put back at the end.
     let inside = if x > MOST { MOST } else { x };
     let inside = if inside > LEAST { inside } else { LEAST };
-    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
     let shifted = fma::<S>(inside, std::f32::consts::LOG2_E, MAGIC);
     let n = shifted - MAGIC;
     let r = fma::<S>(n, -LN2_HIGH, inside);
     let r = fma::<S>(n, -LN2_LOW, r);
-    // The series of exp to the seventh power: the next term is below 6e-9.
-    let mut p = 1.0 / 5040.0;
-    for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-        p = fma::<S>(p, r, c);
-    }
+    let p = series::<S>(r);
     // 2^n in two factors, since n reaches 128 and -126.
     let n = shifted.to_bits() as i32 - MAGIC.to_bits() as i32;
     let half = n >> 1;

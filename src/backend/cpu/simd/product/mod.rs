@@ -68,7 +68,10 @@ fn tile_rows(left: usize, most: usize) -> usize {
     match left {
         0..=4 if left <= most => left,
         5 if most >= 3 => 3,
+        6 if most >= 6 => 6,
+        8 if most >= 8 => 8,
         7 | 8 if most >= 4 => 4,
+        9 | 10 if most >= 8 => 6,
         _ => most,
     }
 }
@@ -83,28 +86,16 @@ macro_rules! with_rows {
     };
 }
 
-/// Repeats a block for an index from 0 on, written out: the sums are registers only if every index is a constant. `r` counts rows, `j`
-/// panels, `g` groups of four k's and `q` pairs of groups.
-macro_rules! unroll {
-    (r < $n:ident $body:block) => { unroll!(@ r $n $body 0 1 2 3 4 5) };
-    (j < $n:ident $body:block) => { unroll!(@ j $n $body 0 1 2 3) };
-    (q < $n:ident $body:block) => { unroll!(@ q $n $body 0 1 2 3) };
-    (g < $n:ident $body:block) => { unroll!(@ g $n $body 0 1 2 3 4 5 6 7) };
-    (@ $i:ident $n:ident $body:block $($at:literal)+) => {
-        $(if const { $at < $n } {
-            #[allow(non_upper_case_globals)]
-            const $i: usize = $at;
-            $body
-        })+
-    };
-}
-
 // After the macros that they use.
 mod floats;
 mod integers;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 
 use floats::{BF16, F16, F32, floats};
 use integers::{I4, I8, TABLE, integers};
+#[cfg(target_arch = "x86_64")]
+pub(super) use pairs::PAIRS;
 
 /// Adds bias and the old value, and stores the lanes that are real rows.
 #[inline(always)]
