@@ -160,6 +160,20 @@ fn instructions_beyond_the_baseline_are_chosen_at_run_time() {
     assert!(bad.is_empty(), "functions that any processor may reach: {bad:#?}");
 }
 
+/// The oldest processors there are run the library, and count the same.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_processor_without_any_extension_runs_it() {
+    if !have("cc") || !have("qemu-x86_64") {
+        return;
+    }
+    let program = compile("sequence", "-emulated", &shared_library());
+    for processor in ["qemu64", "core2duo"] {
+        let done = Command::new("qemu-x86_64").args(["-cpu", processor]).arg(&program).arg(model()).arg("quick").output();
+        check(processor, &done.expect("the emulator starts"));
+    }
+}
+
 /// The header is plain C99, C11 and C++17, and says the same twice.
 #[test]
 fn the_header_compiles_everywhere() {
