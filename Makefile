@@ -48,7 +48,7 @@ install: library ## the library, shared and static, its header and pkg-config fi
 	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libmetrale.so
 	objcopy --wildcard --localize-symbol='llg_*' $(RELEASE)/libmetrale.a $(DESTDIR)$(PREFIX)/lib/libmetrale.a
 	install -m 644 include/metrale.h $(DESTDIR)$(PREFIX)/include/metrale.h
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' link/metrale.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/metrale.pc
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' bindings/c/metrale.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/metrale.pc
 
 test: format lint header-check ## everything that CI runs
 	$(CARGO) test --locked --no-fail-fast

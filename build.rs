@@ -2,7 +2,7 @@
 //! declare a C interface of their own).
 //!
 //! Until 1.0 the minor version is part of the SONAME (`libmetrale.so.0.1`), since minor versions may break hosts; then the
-//! major one alone. Symbol versions come from `link/exports.map`, see `link/versioned.sh`; a linker driver that does not know
+//! major one alone. Symbol versions come from `bindings/c/exports.map`, see `bindings/c/versioned.sh`; a linker driver that does not know
 //! gcc's `-wrapper` makes a library without both, and the symbols of dependencies are hidden all the same.
 
 use std::env;
@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=link/exports.map");
-    println!("cargo:rerun-if-changed=link/versioned.sh");
+    println!("cargo:rerun-if-changed=bindings/c/exports.map");
+    println!("cargo:rerun-if-changed=bindings/c/versioned.sh");
     if !env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux" || os == "android") {
         return;
     }
@@ -23,7 +23,7 @@ fn main() {
         println!("cargo:warning=the linker driver takes no -wrapper: libmetrale.so will have no SONAME and no symbol versions");
         return;
     }
-    let wrapper = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("link/versioned.sh");
+    let wrapper = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("bindings/c/versioned.sh");
     println!("cargo:rustc-cdylib-link-arg=-wrapper");
     println!("cargo:rustc-cdylib-link-arg={}", wrapper.display());
     let (major, minor) = (variable("CARGO_PKG_VERSION_MAJOR"), variable("CARGO_PKG_VERSION_MINOR"));

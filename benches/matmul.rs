@@ -17,7 +17,7 @@ fn main() {
     for threads in [1, 2] {
         let pool = Pool::new(threads).expect("threads start");
         let barrier = median(pool.count(), || {
-            pool.run(&|w| (0..1000).for_each(|_| w.barrier())).expect("no panic");
+            pool.run(&|w| (0..1000).for_each(|i| _ = w.meet(i))).expect("no panic");
         }) / 1000.0;
         let fork = median(pool.count(), || (0..100).for_each(|_| pool.run(&|_| {}).expect("no panic"))) / 100.0;
         let read = read_bandwidth(&pool);

@@ -3,7 +3,10 @@
 //!     metrale_bench MODEL [--threads N] [--prompt 512] [--decode 128] [--batch 1] [--context N] [--synthetic Q8_0] [--f32] [--json]
 //!
 //! MODEL is a folder or a GGUF file; with `--synthetic TYPE` a folder with `config.json` is enough. Limits (read bandwidth) are measured in
-//! the same run, on as many threads. Every figure is the median of three.
+//! the same run, between its parts, on as many threads. Speeds are the median of three, but for the load, of which there is one:
+//! `--prompt 0 --decode 0` measures it alone. The share of the read bandwidth compares the best eight steps with the best read.
+
+#![allow(unsafe_code)] // Reads with intrinsics for the ceiling.
 
 use metrale::backend::cpu::arena::Buffer;
 use metrale::backend::cpu::pool::Pool;
@@ -58,51 +61,120 @@ fn arguments() -> Result<Arguments, String> {
     Ok(a)
 }
 
+/// Tokens of the prompt that is waited for after a load.
+const FIRST: usize = 32;
+
+/// The most bytes this process ever had in memory, files that are mapped included; 0 where the system does not say.
+fn peak_rss() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|v| v.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
 /// 0 where nothing was measured.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Bytes per second that the pool's threads read together from memory far larger than the caches.
-fn read_bandwidth(threads: usize) -> Result<f64, metrale::error::Error> {
-    const BYTES: usize = 1 << 30;
-    let pool = Pool::new(threads)?;
-    let mut buffer = Buffer::new(BYTES, "a buffer to read")?;
-    buffer.as_mut_slice().chunks_mut(4096).enumerate().for_each(|(i, page)| page[0] = i as u8);
-    let sink = AtomicU64::new(0);
-    let mut rates = Vec::new();
-    for _ in 0..3 {
-        let counter = AtomicUsize::new(0);
-        let start = Instant::now();
-        pool.run(&|worker| {
-            worker.each(&counter, BYTES >> 20, 1, |range| {
-                for block in range {
-                    let words: &[u32] = &buffer.as_slice_of::<u32>()[block << 18..(block + 1) << 18];
-                    let mut lanes = [0u32; 64];
-                    for chunk in words.chunks_exact(64) {
-                        for (lane, w) in lanes.iter_mut().zip(chunk) {
-                            *lane ^= w;
-                        }
-                    }
-                    sink.fetch_xor(u64::from(lanes.iter().fold(0, |a, b| a ^ b)), Ordering::Relaxed);
-                }
-            });
-        })?;
-        rates.push(BYTES as f64 / start.elapsed().as_secs_f64());
-    }
-    std::hint::black_box(sink.into_inner());
-    Ok(median(rates))
+/// What memory gives a plain read: the ceiling of a decode step. The same kind of memory as weights (huge pages, random bits), shared out the
+/// same way, read in one ascending stream for each thread, which on the processors seen is the fastest there is; prefetching by hand is slower.
+struct Reader {
+    pool: Pool,
+    memory: Buffer,
+    best: f64,
 }
+
+impl Reader {
+    /// Bytes read in one go: several times what caches hold.
+    const BYTES: usize = 256 << 20;
+    /// Bytes that a thread takes at a time, about what it takes of a matrix.
+    const PIECE: usize = 256 << 10;
+
+    fn new(threads: usize) -> Result<Reader, metrale::error::Error> {
+        let mut memory = Buffer::new(Self::BYTES, "a buffer to read")?;
+        let mut random = 1u64;
+        for word in memory.as_mut_slice_of::<u32>() {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            *word = (random >> 32) as u32;
+        }
+        Ok(Reader { pool: Pool::new(threads)?, memory, best: 0.0 })
+    }
+
+    /// Reads everything a few times; the best time counts, as it does for the steps it is compared with.
+    fn measure(&mut self) -> Result<(), metrale::error::Error> {
+        let bytes = self.memory.as_slice();
+        for _ in 0..4 {
+            let (counter, sink) = (AtomicUsize::new(0), AtomicU64::new(0));
+            let start = Instant::now();
+            self.pool.run(&|worker| {
+                worker.each(&counter, Self::BYTES / Self::PIECE, 1, |range| {
+                    let piece = &bytes[range.start * Self::PIECE..range.end * Self::PIECE];
+                    sink.fetch_xor(fold(piece), Ordering::Relaxed);
+                });
+            })?;
+            std::hint::black_box(sink.into_inner());
+            self.best = self.best.max(Self::BYTES as f64 / start.elapsed().as_secs_f64());
+        }
+        Ok(())
+    }
+}
+
+/// Every byte, folded into one word.
+fn fold(bytes: &[u8]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: just detected.
+        return unsafe { fold_wide(bytes) };
+    }
+    let mut lanes = [0u64; 64];
+    for chunk in bytes.as_chunks::<512>().0 {
+        for (lane, word) in lanes.iter_mut().zip(chunk.as_chunks::<8>().0) {
+            *lane ^= u64::from_ne_bytes(*word);
+        }
+    }
+    lanes.iter().fold(0, |a, b| a ^ b)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn fold_wide(bytes: &[u8]) -> u64 {
+    use std::arch::x86_64::*;
+    let mut lanes = [_mm512_setzero_si512(); 8];
+    for chunk in bytes.as_chunks::<512>().0 {
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            // SAFETY: the chunk holds eight registers.
+            *lane = _mm512_xor_si512(*lane, unsafe { _mm512_loadu_si512(chunk.as_ptr().add(i * 64).cast()) });
+        }
+    }
+    lanes.iter().fold(0, |a, &lane| a ^ _mm512_reduce_add_epi64(lane) as u64)
+}
+
+/// Steps whose time is taken together.
+const WINDOW: usize = 8;
 
 fn run(a: &Arguments) -> Result<(), metrale::error::Error> {
     let start = Instant::now();
     let engine = engine::load(&a.model, &a.options, None)?;
     let load_seconds = start.elapsed().as_secs_f64();
     let vocab = engine.info().vocab as i32;
+    // From nothing to the first token of a short prompt, and what was most in memory until then.
+    let first: Vec<i32> = (0..FIRST as i32).map(|i| (i * 7919 + 13) % vocab).collect();
+    let mut sequence = Sequence::new(&engine, &SequenceOptions::default())?;
+    sequence.prefill(&first)?;
+    let token = metrale::sampling::Sampler::greedy().sample(sequence.logits()?, &[])?;
+    let first_seconds = start.elapsed().as_secs_f64();
+    std::hint::black_box(token);
+    drop(sequence);
+    let (peak, plan) = (peak_rss(), engine.plan().total());
     let prompt: Vec<i32> = (0..a.prompt as i32).map(|i| (i * 7919 + 13) % vocab).collect();
     let (mut prompt_rates, mut decode_rates) = (Vec::new(), Vec::new());
-    for _ in 0..3 {
+    // Where only the load is asked about, nothing else is measured.
+    let rounds = if a.prompt + a.decode > 0 { 3 } else { 0 };
+    let mut reader = Reader::new(engine.info().threads)?;
+    let mut best_window = 0.0f64;
+    for _ in 0..rounds {
+        reader.measure()?;
         let mut sequences = (0..a.batch).map(|_| Sequence::new(&engine, &SequenceOptions::default())).collect::<Result<Vec<_>, _>>()?;
         let start = Instant::now();
         if let Some(first) = sequences.first_mut().filter(|_| a.prompt > 0) {
@@ -115,24 +187,33 @@ fn run(a: &Arguments) -> Result<(), metrale::error::Error> {
             s.prefill(&[1])?;
         }
         let start = Instant::now();
+        let mut window = start;
         for step in 0..a.decode as i32 {
             let mut all: Vec<&mut Sequence> = sequences.iter_mut().collect();
             let tokens: Vec<i32> = (0..a.batch as i32).map(|i| (step * 31 + i * 7 + 5) % vocab).collect();
             forward(&mut all, &tokens)?;
+            if (step as usize + 1).is_multiple_of(WINDOW) {
+                best_window = best_window.max((WINDOW * a.batch) as f64 / window.elapsed().as_secs_f64());
+                window = Instant::now();
+            }
         }
         decode_rates.push((a.decode * a.batch) as f64 / start.elapsed().as_secs_f64());
     }
     let threads = engine.info().threads;
     let (prompt_tps, decode_tps) = (median(prompt_rates), median(decode_rates));
-    let read = read_bandwidth(threads)?;
-    let read_used = engine.step_bytes() as f64 * decode_tps / a.batch as f64;
+    if rounds > 0 {
+        reader.measure()?;
+    }
+    let (read, best) = (reader.best, best_window.max(decode_tps));
+    // The best of each: on a shared machine medians measure the neighbours, and not the same ones.
+    let read_used = engine.step_bytes() as f64 * best / a.batch as f64;
     let flops = engine.token_flops() as f64 * prompt_tps;
     if a.json {
         let object = serde_json::json!({
             "model": a.model.display().to_string(), "threads": threads, "simd": engine.info().simd, "compute": engine.info().compute, "batch": a.batch,
-            "prompt": a.prompt, "decode": a.decode, "load_seconds": load_seconds, "weight_bytes": engine.step_bytes(),
-            "prompt_tps": prompt_tps, "decode_tps": decode_tps, "prompt_gflops": flops / 1e9,
-            "decode_gbps": read_used / 1e9, "read_gbps": read / 1e9, "decode_of_read": read_used / read,
+            "prompt": a.prompt, "decode": a.decode, "load_seconds": load_seconds, "first_token_seconds": first_seconds, "peak_rss_bytes": peak, "plan_bytes": plan, "weight_bytes": engine.step_bytes(),
+            "prompt_tps": prompt_tps, "decode_tps": decode_tps, "decode_best_tps": best, "prompt_gflops": flops / 1e9,
+            "decode_gbps": read_used / 1e9, "read_gbps": read / 1e9, "decode_of_read": if read > 0.0 { read_used / read } else { 0.0 },
         });
         println!("{object}");
     } else {
@@ -142,6 +223,11 @@ fn run(a: &Arguments) -> Result<(), metrale::error::Error> {
             engine.info().model_type,
             threads,
             engine.info().simd
+        );
+        println!(
+            "first token of a prompt of {FIRST}: {first_seconds:.3} s after the load began; at most {} MiB in memory, {} MiB planned",
+            peak >> 20,
+            plan >> 20
         );
         println!("prompt {:>5} tokens: {prompt_tps:>9.1} tokens/s   {:>7.1} GFLOP/s in the matrices", a.prompt, flops / 1e9);
         println!(

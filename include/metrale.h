@@ -16,6 +16,8 @@
  *            that this library does not know must be zero.
  * Bytes      Texts are (pointer, length) and need no terminator unless the function says so. Pointers that a call
  *            borrows are read during the call only.
+ * Memory     A host that lends an allocator (metrale_runtime_new) gets every request for memory of the models loaded
+ *            with it and of all that is made of them. Mapped model files and stacks of threads are the system's.
  * Silence    Nothing is printed, no signal handler is set, no thread starts before a model is loaded.
  *
  * Not in the library's hands: the kernel's out-of-memory killer, and SIGBUS when another process shortens a file that
@@ -44,6 +46,19 @@
 
 // For developers of the library.
 #define METRALE_LOG_DEBUG 4
+
+// The runtime makes threads of its own, `threads - 1` but no more than there are further processors, which all its models
+// share. Lent ones help as well.
+#define METRALE_WORKERS_OWN 0
+
+// The runtime makes no thread: the calling one computes, and those of `metrale_runtime_run_worker`.
+#define METRALE_WORKERS_LENT 1
+
+// The runtime makes no thread: `parallel_for` runs everything.
+#define METRALE_WORKERS_HOST 2
+
+// The processor.
+#define METRALE_DEVICE_CPU 1
 
 // A path or file is read into memory while it is loaded, rather than mapped. The file may change afterwards, and
 // shortening it meanwhile is an error rather than SIGBUS. Its bytes stay in memory as long as the model.
@@ -177,7 +192,8 @@ typedef struct metrale_loading metrale_loading;
 // A loaded model: immutable, shared by its sequences, safe to use from any number of threads at once.
 typedef struct metrale_model metrale_model;
 
-// What a host lends models: an allocator, a limit of memory, a log. Models that name none use the system's memory.
+// What a host lends models: an allocator, a limit of memory, a log, threads. Models that name none use the system's memory and
+// threads of their own.
 typedef struct metrale_runtime metrale_runtime;
 
 // A recipe for choosing tokens; may serve any number of sequences, each of which takes a copy.
@@ -198,6 +214,26 @@ typedef struct metrale_text metrale_text;
 // this header does not name; their sign still tells.
 typedef int32_t metrale_status;
 
+// What a device is. Set `struct_size` before the call.
+typedef struct {
+    // `sizeof(metrale_device)` as the host was compiled.
+    size_t struct_size;
+    // `METRALE_DEVICE_*`.
+    uint32_t kind;
+    // Processors the calling thread may use, by its affinity mask and control groups.
+    uint32_t threads;
+    // Bytes this process may take in all; 0 where the system does not say.
+    uint64_t memory_total;
+    // Bytes it may still take.
+    uint64_t memory_free;
+    // The maker's name of the device: NUL-terminated, lives as long as the library, as the next ones do.
+    const char *name;
+    // The kernels in use: `"scalar"`, `"avx2"` or `"avx512"`.
+    const char *kernels;
+    // Instruction sets found, parted by spaces: `"avx2 fma f16c"`. Empty for a processor without any that are used.
+    const char *instruction_sets;
+} metrale_device;
+
 // Gives `size` bytes, at least 1, at a multiple of `align`, a power of two; NULL when there are none, which ends the
 // call in `METRALE_OUT_OF_MEMORY`. Called on any thread, also on several at once, during calls on the runtime's objects
 // and on threads of its models. It calls no function of this library, and it returns: no exception and no `longjmp`
@@ -212,6 +248,18 @@ typedef void (*metrale_free_fn)(void *user, void *pointer, size_t size, size_t a
 // to say, on several at once where several have; nothing is recorded of what the function itself does with this
 // library. It returns: no exception and no `longjmp` leaves it.
 typedef void (*metrale_log_fn)(void *user, uint32_t level, metrale_status status, const uint8_t *text, size_t len);
+
+// A piece of work that `metrale_parallel_for_fn` gets. May be called on any thread.
+typedef void (*metrale_body_fn)(void *arg, size_t index);
+
+// Calls `body(arg, i)` once for each `i` below `count`, and returns when all calls have returned. They may run on any
+// threads, the calling one included, at the same time or one after another; the result is the same. So every body must
+// get its turn without waiting for this library's calls on other threads: if they only run on threads that may be
+// inside such calls, nothing goes on. While it waits, the calling thread may do other work, but computing with a model
+// there is `METRALE_BUSY`. A body that is left out or called twice is an error of the call that computes
+// (`METRALE_INVALID_ARGUMENT`, `"parallel_for"`); one that is called later, or with another `arg`, does nothing.
+// Called by every step and load, on its thread. It returns: no exception and no `longjmp` leaves it.
+typedef void (*metrale_parallel_for_fn)(void *user, size_t count, metrale_body_fn body, void *arg);
 
 // How to make a runtime. Zero is the default of every field.
 typedef struct {
@@ -233,8 +281,16 @@ typedef struct {
     void *log_user;
     // `METRALE_LOG_*`: the last level that is recorded.
     uint32_t log_level;
+    // `METRALE_WORKERS_*`: whose threads compute.
+    uint32_t workers;
+    // Most threads of one computation, the calling one included; 0 takes the processors this process may use.
+    uint32_t threads;
     // Must be zero.
     uint32_t reserved;
+    // With `METRALE_WORKERS_HOST`, and NULL otherwise: the host's job system. `threads` is the count it gets.
+    metrale_parallel_for_fn parallel_for;
+    // Handed to `parallel_for`.
+    void *parallel_user;
 } metrale_runtime_options;
 
 // Bytes that a runtime has taken of its allocator. Set `struct_size` before the call.
@@ -268,7 +324,8 @@ typedef struct {
     size_t struct_size;
     // No flag exists yet.
     uint64_t flags;
-    // Threads that compute, the caller's included; 0 takes the processors this process may use.
+    // Most threads that compute, the caller's included; 0 takes the processors this process may use, or what the runtime
+    // has. The library starts no more than there are processors, and with a runtime no other than the runtime's.
     uint32_t threads;
     // `METRALE_COMPUTE_*`.
     uint32_t compute;
@@ -685,19 +742,29 @@ bool metrale_error_retry(const metrale_error *err);
 // Frees an error and ends the life of its strings. NULL and handles that are none are ignored. Any thread.
 void metrale_error_free(metrale_error *err);
 
-// Makes a runtime: an allocator, a limit of memory and a place for log records, for the models that are loaded with it
-// (`metrale_load_options.runtime`) and all that is made of them. `options` may be NULL: the system's memory, counted. On
-// success `*out` is a handle for `metrale_runtime_free`. Any thread.
+// Number of devices that models can run on; at least 1, since device 0 is the processor. Any thread.
+size_t metrale_device_count(void);
+
+// Fills `*out`, whose `struct_size` must be set, with what device `index` is, and what it has free at the moment. Any
+// thread.
 //
-// Statuses: `METRALE_INVALID_ARGUMENT` (one of `alloc` and `free` without the other), `METRALE_UNKNOWN_OPTION`,
-// `METRALE_OUT_OF_MEMORY`, `METRALE_UNSUPPORTED` (an allocator, in a build whose memory is not the library's to direct).
-metrale_status metrale_runtime_new(const metrale_runtime_options *options,
-                                   metrale_runtime **out,
-                                   metrale_error **err);
+// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_NOT_FOUND` (there is no device of this index).
+metrale_status metrale_device_info(size_t index, metrale_device *out, metrale_error **err);
+
+// Makes a runtime: an allocator, a limit of memory, a place for log records and threads, for the models that are loaded
+// with it (`metrale_load_options.runtime`) and all that is made of them. `options` may be NULL: the system's memory,
+// counted, and own threads for all processors, which start with the first load. On success `*out` is a handle for
+// `metrale_runtime_free`. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (one of `alloc` and `free` without the other, `parallel_for` without
+// `METRALE_WORKERS_HOST` or the other way round), `METRALE_UNKNOWN_OPTION`, `METRALE_TOO_LARGE` (more than 1,024
+// threads), `METRALE_OUT_OF_MEMORY`, `METRALE_UNSUPPORTED` (an allocator, in a build whose memory is not the library's
+// to direct).
+metrale_status metrale_runtime_new(const metrale_runtime_options *options, metrale_runtime **out, metrale_error **err);
 
 // Gives up a runtime. Models loaded with it, and all that was made of them, keep it: the host's functions may be called
-// until the last of those, and of the errors their calls returned, is freed and no call is running. NULL and handles
-// that are none are ignored. Any thread.
+// until the last of those, and of the errors their calls returned, is freed and no call is running. Lent threads go home
+// now, own ones end with the last model. NULL and handles that are none are ignored. Any thread.
 void metrale_runtime_free(metrale_runtime *runtime);
 
 // Fills `*out`, whose `struct_size` must be set, with what the runtime has taken of its allocator. Model files that are
@@ -706,12 +773,13 @@ void metrale_runtime_free(metrale_runtime *runtime);
 // Statuses: `METRALE_INVALID_HANDLE`, `METRALE_INVALID_ARGUMENT`.
 metrale_status metrale_runtime_memory(const metrale_runtime *runtime, metrale_memory_usage *out, metrale_error **err);
 
-// Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, experts that
-// can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
+// Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, prompts kept for
+// later ones (`prefix_bytes`), experts that can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
 // next ones pay for the memory anew. Any thread.
 //
 // Statuses: only `METRALE_INVALID_HANDLE`.
-metrale_status metrale_runtime_trim(metrale_runtime *runtime, metrale_error **err);
+metrale_status metrale_runtime_trim(metrale_runtime *runtime,
+                                    metrale_error **err);
 
 // Changes where the runtime's log records go, and up to which level (`METRALE_LOG_*`; 0 is `METRALE_LOG_INFO`). NULL for
 // `log` is silence, as at first. A record that is being written on another thread may still reach the function that was
@@ -723,6 +791,25 @@ metrale_status metrale_runtime_log_set(metrale_runtime *runtime,
                                        metrale_log_fn log,
                                        void *user,
                                        metrale_error **err);
+
+// Lends the calling thread to the runtime: it helps whatever is computed with the runtime's models, sleeps when there is
+// nothing to do, and returns when `metrale_runtime_release_workers` is called (`METRALE_OK`) or the runtime's handle is
+// freed (`METRALE_DONE`). In the middle of a step it leaves when its piece of work is done, some microseconds to
+// milliseconds later. Results do not depend on who helps. Any number of threads may be lent; those beyond the number of
+// processors sleep. 64 KiB of stack are enough. Any thread.
+//
+// Statuses: `METRALE_INVALID_HANDLE`, `METRALE_INVALID_STATE` (the runtime uses `parallel_for`), `METRALE_BUSY` (called
+// by a thread that is inside another call).
+metrale_status metrale_runtime_run_worker(const metrale_runtime *runtime,
+                                          metrale_error **err);
+
+// Sends all lent threads home: every `metrale_runtime_run_worker` that is under way returns soon, and this call does not
+// wait for it. What is being computed goes on without them. Threads may be lent again afterwards, so one that was about to
+// be lent at this moment stays; freeing the runtime takes care of those. Any thread.
+//
+// Statuses: only `METRALE_INVALID_HANDLE`.
+metrale_status metrale_runtime_release_workers(const metrale_runtime *runtime,
+                                               metrale_error **err);
 
 // What a model file or folder holds, from its headers alone, as a JSON object: `format`, `model_type`, `parameters`,
 // `bytes`, `context`, `vocab`, `tensors` and more. The text, without a NUL, goes to `out` and its length to
@@ -858,7 +945,7 @@ metrale_status metrale_load(const char *path,
 // freed afterwards. Any thread; several loads of one source may run at once.
 //
 // Statuses: as for `metrale_load`; `METRALE_IO` names what a reader did not give, with its offset;
-// `METRALE_UNSUPPORTED` for one safetensors file, or one part of a split GGUF, that comes neither by path nor in a folder.
+// `METRALE_UNSUPPORTED` for safetensors bytes, and parts of a split GGUF, that do not come by path.
 metrale_status metrale_load_source(const metrale_source *source,
                                    const metrale_load_options *options,
                                    metrale_model **out,
@@ -892,6 +979,7 @@ metrale_status metrale_load_step(metrale_loading *loading,
 // As `metrale_load_step`, by amount of work instead of time, which does not depend on the machine: reads or packs
 // `budget_bytes` bytes and at most one panel of a matrix more, or makes one of the pieces that are not counted in bytes
 // (headers, the tokenizer, the workspace). 0 is the least there is. The bytes are those of `progress`.
+// One call at a time on a load.
 //
 // Statuses: as for `metrale_load_step`.
 metrale_status metrale_load_step_bytes(metrale_loading *loading,
@@ -1181,6 +1269,7 @@ metrale_status metrale_seq_truncate(metrale_seq *seq,
 // The row of logits stays as it was computed, with all tokens. Where nothing follows the removed tokens, this is
 // `metrale_seq_truncate`. Marks past `from` end. A grammar keeps what was chosen under it, also of removed tokens. What the queue
 // holds stays. The sequence no longer shares its later tokens with prompts that begin alike. On error nothing has changed.
+// One call at a time on a sequence.
 //
 // Statuses: `METRALE_INVALID_ARGUMENT` (the tokens are not all there), `METRALE_UNSUPPORTED` with the reason where the model's past does not
 // move: recurrent layers, latent or compressed caches, hashed tokens, absolute positions, translation.

@@ -20,7 +20,7 @@ pub enum Compute {
 /// What `load` may be told.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    /// Threads that compute, the caller's included; 0 takes the processors this process may use.
+    /// Threads that compute, the caller's included; 0 takes the processors this process may use, and own threads are never more.
     pub threads: usize,
     /// Most tokens one sequence may hold; 0 takes the model's own limit, capped at 4,096.
     pub context: usize,

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// One program for each noun.
-const PROGRAMS: [&str; 17] = [
+const PROGRAMS: [&str; 19] = [
     "library", "errors", "model", "source", "parts", "text", "sequence", "state", "prefix", "step", "embed", "sampler", "grammar",
-    "structs", "stack", "threads", "teardown",
+    "structs", "stack", "threads", "teardown", "runtime", "workers",
 ];
 
 fn root() -> &'static Path {
@@ -44,7 +44,7 @@ fn have(tool: &str) -> bool {
 fn compile(name: &str, suffix: &str, link: &[String]) -> PathBuf {
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("c-{name}{suffix}"));
     let mut cc = Command::new("cc");
-    cc.args(["-std=c11", "-D_DEFAULT_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]);
+    cc.args(["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]);
     cc.arg("-I").arg(root().join("include")).arg(root().join(format!("tests/c/{name}.c"))).arg("-o").arg(&program).args(link);
     let done = cc.output().expect("cc runs");
     assert!(done.status.success(), "{name}.c does not compile:\n{}", text(&done.stderr));
@@ -125,6 +125,55 @@ fn programs_are_clean_under_valgrind() {
     }
 }
 
+/// The library is built for any x86-64: instructions beyond it are only in functions that are chosen by what the processor
+/// reports. Their names say so: our tables, and the equivalents of the crates we use.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn instructions_beyond_the_baseline_are_chosen_at_run_time() {
+    if !have("objdump") {
+        return;
+    }
+    let library = library_folder().join("libmetrale.so");
+    let done = Command::new("objdump").args(["-d", "--no-show-raw-insn", "-C"]).arg(&library).output().expect("objdump runs");
+    assert!(done.status.success(), "objdump {}: {}", library.display(), text(&done.stderr));
+    let beyond = |word: &str| {
+        let vector = word.starts_with('v') && !word.starts_with("verr") && !word.starts_with("verw");
+        let scalar =
+            ["pext", "pdep", "bzhi", "mulx", "andn", "lzcnt", "sarx", "shlx", "shrx", "rorx", "popcnt", "movbe", "pshufb", "palignr"];
+        let floats =
+            ["ptest", "pminsd", "pmaxsd", "pmulld", "roundss", "roundsd", "pextrd", "pextrq", "pinsrd", "pinsrq", "crc32", "pclmulqdq"];
+        vector || scalar.contains(&word) || floats.contains(&word)
+    };
+    let chosen = ["avx", "ssse3", "sse41", "sse4_", "f16c", "::fma::"];
+    let (mut name, mut guarded, mut bad) = (String::new(), 0, BTreeSet::new());
+    for line in text(&done.stdout).lines() {
+        if let Some((_, rest)) = line.split_once(" <").filter(|_| line.ends_with(">:")) {
+            name = rest.to_lowercase();
+        } else if line.split('\t').nth(1).and_then(|rest| rest.split_whitespace().next()).is_some_and(beyond) {
+            match chosen.iter().any(|part| name.contains(part)) {
+                true => guarded += 1,
+                false => drop(bad.insert(name.clone())),
+            }
+        }
+    }
+    assert!(guarded > 1000, "only {guarded} vector instructions were found");
+    assert!(bad.is_empty(), "functions that any processor may reach: {bad:#?}");
+}
+
+/// The oldest processors there are run the library, and count the same.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_processor_without_any_extension_runs_it() {
+    if !have("cc") || !have("qemu-x86_64") {
+        return;
+    }
+    let program = compile("sequence", "-emulated", &shared_library());
+    for processor in ["qemu64", "core2duo"] {
+        let done = Command::new("qemu-x86_64").args(["-cpu", processor]).arg(&program).arg(model()).arg("quick").output();
+        check(processor, &done.expect("the emulator starts"));
+    }
+}
+
 /// The header is plain C99, C11 and C++17, and says the same twice.
 #[test]
 fn the_header_compiles_everywhere() {
@@ -150,7 +199,8 @@ fn visible_symbols_are_those_of_the_header() {
     let library = library_folder().join("libmetrale.so");
     let done = Command::new("nm").args(["-D", "--defined-only"]).arg(&library).output().expect("nm runs");
     assert!(done.status.success(), "nm {}: {}", library.display(), text(&done.stderr));
-    let visible: BTreeSet<String> = text(&done.stdout).lines().filter_map(|l| l.split_whitespace().last().map(String::from)).collect();
+    let visible: BTreeSet<String> =
+        text(&done.stdout).lines().filter_map(|l| Some(l.split_whitespace().last()?.split('@').next()?.to_string())).collect();
     let header = std::fs::read_to_string(root().join("include/metrale.h")).expect("the header is there");
     assert!(visible.len() > 30, "only {} symbols are visible", visible.len());
     assert_eq!(visible, declared(&header));

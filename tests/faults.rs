@@ -65,10 +65,25 @@ fn no_argument_takes_the_process_down() {
 #[test]
 fn no_failing_allocation_takes_the_process_down() {
     let Some(program) = compile("memory") else { return };
-    let shown = check("memory", &Command::new(&program).arg(model()).arg("quick").output().expect("the program starts"));
+    let done = Command::new(&program).arg(model()).arg("quick").env("FOLDER", folder()).output().expect("the program starts");
+    let shown = check("memory", &done);
     for line in shown.lines().filter(|l| l.contains(" points, ")) {
         println!("{line}");
     }
+}
+
+/// A small folder with weights, `config.json` and `tokenizer.json`.
+fn folder() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("faults-folder");
+    std::fs::create_dir_all(&folder).expect("a folder can be made");
+    let fixtures = root().join("tests/fixtures");
+    for file in
+        ["models/llama/config.json", "models/llama/model.safetensors", "stories260k/tokenizer.json", "stories260k/tokenizer_config.json"]
+    {
+        let from = fixtures.join(file);
+        std::fs::copy(&from, folder.join(from.file_name().expect("it has a name"))).expect("the fixture is there");
+    }
+    folder
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn faults(name: &str, doc: &str, code: &str) -> Vec<String> {
     let makes = ["model", "seq", "sampler", "text", "grammar", "source", "loading"]
         .iter()
         .any(|noun| code.contains(&format!("metrale_{noun} **out")));
-    if makes && !has(&["_free`", "freed once", "`metrale_free`"]) {
+    if makes && !has(&["_free`", "freed once", "As `metrale_", "as `metrale_", "as for `metrale_"]) {
         faults.push(format!("{name}: who frees what it makes?"));
     }
     faults

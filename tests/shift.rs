@@ -63,7 +63,7 @@ fn a_shifted_cache_is_attention_over_what_is_left() {
             assert!(off < allowed, "{compute:?} {shifts:?}: {off}");
             // And is something else than a fresh run over what is left, else this would say nothing.
             let mut fresh = empty(&engine);
-            fresh.prefill(&sequence.tokens().to_vec()).unwrap();
+            fresh.prefill(sequence.tokens()).unwrap();
             assert!(compute == Compute::Fast || difference(fresh.logits().unwrap(), &row) > 10.0 * allowed, "{shifts:?}");
         }
     }

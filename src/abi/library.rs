@@ -91,7 +91,7 @@ fn features() -> Vec<&'static str> {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn instruction_sets() -> Vec<&'static str> {
+pub(super) fn instruction_sets() -> Vec<&'static str> {
     let present = [
         ("avx2", is_x86_feature_detected!("avx2")),
         ("fma", is_x86_feature_detected!("fma")),
@@ -106,7 +106,7 @@ fn instruction_sets() -> Vec<&'static str> {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn instruction_sets() -> Vec<&'static str> {
+pub(super) fn instruction_sets() -> Vec<&'static str> {
     Vec::new()
 }
 

@@ -14,10 +14,12 @@ use super::types::{
     metrale_progress_fn,
 };
 use super::versioned;
+use crate::backend::cpu::Pool;
 use crate::engine::{self, Progress};
 use crate::error::{Error, Kind, Result};
 use crate::options::{Compute, LoadOptions, Precision, Synthetic};
 use crate::tensor::DType;
+use crate::weights::{Access, Input};
 
 /// Loads a model from a GGUF file or a folder with `config.json`. `path` is NUL-terminated, in the system's encoding;
 /// `options` may be NULL. On success `*out` is a handle for `metrale_free`. Blocks until the model is ready; the
@@ -41,10 +43,18 @@ pub extern "C" fn metrale_load(
         let path = pointer::path(path, "path")?;
         let mut reporter = reporter(host.progress, host.user);
         let progress = reporter.as_mut().map(|r| r as &mut dyn FnMut(Progress) -> ControlFlow<()>);
-        let engine = engine::load(path, &options, progress)?;
+        let engine = engine::load_with(Input::path(path, Access::Map)?, &options, pool_of(&host)?, progress)?;
         out.set(handle::insert(Arc::new(ModelObject::new(engine)))?);
         Ok(())
     })
+}
+
+/// The threads of the runtime that the options name, if they name one.
+pub(super) fn pool_of(host: &metrale_load_options) -> Result<Option<Pool>> {
+    if host.runtime.is_null() {
+        return Ok(None);
+    }
+    handle::get(host.runtime)?.workers.pool(host.threads as usize).map(Some)
 }
 
 /// The host's options as the engine's. The call becomes one of the runtime they name, so this comes before other handles.

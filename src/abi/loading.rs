@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::guard::{guard, guard_status, guard_value};
 use super::handle;
-use super::load::{load_options, reporter};
+use super::load::{load_options, pool_of, reporter};
 use super::model::ModelObject;
 use super::pointer;
 use super::status::{METRALE_AGAIN, METRALE_DONE, METRALE_OK, metrale_status};
@@ -146,7 +146,7 @@ const SLICE_MOST: usize = 8 << 20;
 /// freed afterwards. Any thread; several loads of one source may run at once.
 ///
 /// Statuses: as for `metrale_load`; `METRALE_IO` names what a reader did not give, with its offset;
-/// `METRALE_UNSUPPORTED` for one safetensors file, or one part of a split GGUF, that comes neither by path nor in a folder.
+/// `METRALE_UNSUPPORTED` for safetensors bytes, and parts of a split GGUF, that do not come by path.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_load_source(
     source: *const metrale_source,
@@ -161,7 +161,7 @@ pub extern "C" fn metrale_load_source(
         let input = handle::get(source)?.input();
         let mut reporter = reporter(host.progress, host.user);
         let progress = reporter.as_mut().map(|r| r as &mut dyn FnMut(Progress) -> ControlFlow<()>);
-        let engine = engine::load_from(input, &options, progress)?;
+        let engine = engine::load_with(input, &options, pool_of(&host)?, progress)?;
         out.set(handle::insert(Arc::new(ModelObject::new(engine)))?);
         Ok(())
     })
@@ -183,7 +183,7 @@ pub extern "C" fn metrale_load_begin(
         let out = pointer::out(out, "out")?;
         let host = versioned::read(options)?;
         let options = load_options(&host)?;
-        let loader = Loader::new(handle::get(source)?.input(), &options);
+        let loader = Loader::new(handle::get(source)?.input(), &options).with_pool(pool_of(&host)?);
         let work = Work { progress: loader.progress(), loader: Some(loader), callback: host.progress, user: host.user, failure: None };
         out.set(handle::insert(Arc::new(LoadingObject { state: AtomicU8::new(RUNNING), work: Mutex::new(work) }))?);
         Ok(())
@@ -213,6 +213,7 @@ pub extern "C" fn metrale_load_step(
 /// As `metrale_load_step`, by amount of work instead of time, which does not depend on the machine: reads or packs
 /// `budget_bytes` bytes and at most one panel of a matrix more, or makes one of the pieces that are not counted in bytes
 /// (headers, the tokenizer, the workspace). 0 is the least there is. The bytes are those of `progress`.
+/// One call at a time on a load.
 ///
 /// Statuses: as for `metrale_load_step`.
 #[unsafe(no_mangle)]

@@ -11,6 +11,7 @@
 // all of them `unsafe` would not tell a C caller anything.
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 
+mod device;
 mod embed;
 mod error;
 mod grammar;
@@ -39,7 +40,9 @@ mod translate;
 mod types;
 mod versioned;
 mod work;
+mod workers;
 
+pub use device::*;
 pub use embed::*;
 pub use error::*;
 pub use grammar::*;
@@ -62,6 +65,7 @@ pub use tokenize::*;
 pub use translate::*;
 pub use types::*;
 pub use work::*;
+pub use workers::*;
 
 /// A C string of a text; a NUL inside becomes U+FFFD, so that nothing after it is lost.
 fn c_string(text: &str) -> std::ffi::CString {

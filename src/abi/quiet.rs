@@ -39,5 +39,5 @@ impl Drop for Inside {
 /// Whether this thread is inside an exported function, or one of our own.
 fn ours() -> bool {
     let inside = DEPTH.try_with(|d| d.get() > 0).unwrap_or(true);
-    inside || std::thread::current().name().is_some_and(|name| name.starts_with("metrale-"))
+    inside || crate::runtime::is_ours()
 }

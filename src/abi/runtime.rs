@@ -9,21 +9,27 @@ use super::pointer;
 use super::status::metrale_status;
 use super::types::*;
 use super::versioned;
+use super::workers::Workers;
 use crate::bail;
+use crate::engine;
 use crate::error::{Error, Kind, Result};
 use crate::runtime::{self, Hooks, Level, Runtime, Settings, Sink};
 
 /// A runtime; what was made in it keeps it.
 pub(super) struct RuntimeObject {
     pub(super) runtime: Runtime,
+    pub(super) workers: Workers,
 }
 
-/// Makes a runtime: an allocator, a limit of memory and a place for log records, for the models that are loaded with it
-/// (`metrale_load_options.runtime`) and all that is made of them. `options` may be NULL: the system's memory, counted. On
-/// success `*out` is a handle for `metrale_runtime_free`. Any thread.
+/// Makes a runtime: an allocator, a limit of memory, a place for log records and threads, for the models that are loaded
+/// with it (`metrale_load_options.runtime`) and all that is made of them. `options` may be NULL: the system's memory,
+/// counted, and own threads for all processors, which start with the first load. On success `*out` is a handle for
+/// `metrale_runtime_free`. Any thread.
 ///
-/// Statuses: `METRALE_INVALID_ARGUMENT` (one of `alloc` and `free` without the other), `METRALE_UNKNOWN_OPTION`,
-/// `METRALE_OUT_OF_MEMORY`, `METRALE_UNSUPPORTED` (an allocator, in a build whose memory is not the library's to direct).
+/// Statuses: `METRALE_INVALID_ARGUMENT` (one of `alloc` and `free` without the other, `parallel_for` without
+/// `METRALE_WORKERS_HOST` or the other way round), `METRALE_UNKNOWN_OPTION`, `METRALE_TOO_LARGE` (more than 1,024
+/// threads), `METRALE_OUT_OF_MEMORY`, `METRALE_UNSUPPORTED` (an allocator, in a build whose memory is not the library's
+/// to direct).
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_runtime_new(
     options: *const metrale_runtime_options,
@@ -45,23 +51,25 @@ pub extern "C" fn metrale_runtime_new(
         if hooks.is_some() && !runtime::ALLOCATES {
             bail!(Unsupported, "this build leaves memory to the program it is linked into");
         }
+        engine::warm()?;
         let sink = sink(host.log_level, host.log, host.log_user)?;
+        let workers = Workers::new(&host)?;
         let Some(runtime) = Runtime::new(&Settings { hooks, cap: host.memory_cap }) else {
             bail!(OutOfMemory, "a runtime does not fit into what its allocator and memory_cap allow");
         };
         runtime.log_to(sink);
         runtime::adopt(&Some(runtime.clone()));
-        out.set(handle::insert(Arc::new(RuntimeObject { runtime }))?);
+        out.set(handle::insert(Arc::new(RuntimeObject { runtime, workers }))?);
         Ok(())
     })
 }
 
 /// Gives up a runtime. Models loaded with it, and all that was made of them, keep it: the host's functions may be called
-/// until the last of those, and of the errors their calls returned, is freed and no call is running. NULL and handles
-/// that are none are ignored. Any thread.
+/// until the last of those, and of the errors their calls returned, is freed and no call is running. Lent threads go home
+/// now, own ones end with the last model. NULL and handles that are none are ignored. Any thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_runtime_free(runtime: *mut metrale_runtime) {
-    guard_value((), || handle::remove(runtime).map(drop))
+    guard_value((), || handle::remove(runtime).map(|object| object.workers.end()))
 }
 
 /// Fills `*out`, whose `struct_size` must be set, with what the runtime has taken of its allocator. Model files that are
@@ -90,8 +98,8 @@ pub extern "C" fn metrale_runtime_memory(
     })
 }
 
-/// Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, experts that
-/// can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
+/// Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, prompts kept for
+/// later ones (`prefix_bytes`), experts that can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
 /// next ones pay for the memory anew. Any thread.
 ///
 /// Statuses: only `METRALE_INVALID_HANDLE`.

@@ -175,6 +175,7 @@ pub extern "C" fn metrale_seq_truncate(seq: *mut metrale_seq, length: usize, err
 /// The row of logits stays as it was computed, with all tokens. Where nothing follows the removed tokens, this is
 /// `metrale_seq_truncate`. Marks past `from` end. A grammar keeps what was chosen under it, also of removed tokens. What the queue
 /// holds stays. The sequence no longer shares its later tokens with prompts that begin alike. On error nothing has changed.
+/// One call at a time on a sequence.
 ///
 /// Statuses: `METRALE_INVALID_ARGUMENT` (the tokens are not all there), `METRALE_UNSUPPORTED` with the reason where the model's past does not
 /// move: recurrent layers, latent or compressed caches, hashed tokens, absolute positions, translation.

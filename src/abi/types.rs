@@ -61,7 +61,8 @@ pub struct metrale_loading {
     _opaque: [u8; 0],
 }
 
-/// What a host lends models: an allocator, a limit of memory, a log. Models that name none use the system's memory.
+/// What a host lends models: an allocator, a limit of memory, a log, threads. Models that name none use the system's memory and
+/// threads of their own.
 pub struct metrale_runtime {
     _opaque: [u8; 0],
 }
@@ -102,6 +103,26 @@ pub const METRALE_LOG_INFO: u32 = 3;
 /// For developers of the library.
 pub const METRALE_LOG_DEBUG: u32 = 4;
 
+/// A piece of work that `metrale_parallel_for_fn` gets. May be called on any thread.
+pub type metrale_body_fn = Option<unsafe extern "C" fn(arg: *mut c_void, index: usize)>;
+
+/// Calls `body(arg, i)` once for each `i` below `count`, and returns when all calls have returned. They may run on any
+/// threads, the calling one included, at the same time or one after another; the result is the same. So every body must
+/// get its turn without waiting for this library's calls on other threads: if they only run on threads that may be
+/// inside such calls, nothing goes on. While it waits, the calling thread may do other work, but computing with a model
+/// there is `METRALE_BUSY`. A body that is left out or called twice is an error of the call that computes
+/// (`METRALE_INVALID_ARGUMENT`, `"parallel_for"`); one that is called later, or with another `arg`, does nothing.
+/// Called by every step and load, on its thread. It returns: no exception and no `longjmp` leaves it.
+pub type metrale_parallel_for_fn = Option<unsafe extern "C" fn(user: *mut c_void, count: usize, body: metrale_body_fn, arg: *mut c_void)>;
+
+/// The runtime makes threads of its own, `threads - 1` but no more than there are further processors, which all its models
+/// share. Lent ones help as well.
+pub const METRALE_WORKERS_OWN: u32 = 0;
+/// The runtime makes no thread: the calling one computes, and those of `metrale_runtime_run_worker`.
+pub const METRALE_WORKERS_LENT: u32 = 1;
+/// The runtime makes no thread: `parallel_for` runs everything.
+pub const METRALE_WORKERS_HOST: u32 = 2;
+
 /// How to make a runtime. Zero is the default of every field.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -124,8 +145,41 @@ pub struct metrale_runtime_options {
     pub log_user: *mut c_void,
     /// `METRALE_LOG_*`: the last level that is recorded.
     pub log_level: u32,
+    /// `METRALE_WORKERS_*`: whose threads compute.
+    pub workers: u32,
+    /// Most threads of one computation, the calling one included; 0 takes the processors this process may use.
+    pub threads: u32,
     /// Must be zero.
     pub reserved: u32,
+    /// With `METRALE_WORKERS_HOST`, and NULL otherwise: the host's job system. `threads` is the count it gets.
+    pub parallel_for: metrale_parallel_for_fn,
+    /// Handed to `parallel_for`.
+    pub parallel_user: *mut c_void,
+}
+
+/// The processor.
+pub const METRALE_DEVICE_CPU: u32 = 1;
+
+/// What a device is. Set `struct_size` before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct metrale_device {
+    /// `sizeof(metrale_device)` as the host was compiled.
+    pub struct_size: usize,
+    /// `METRALE_DEVICE_*`.
+    pub kind: u32,
+    /// Processors the calling thread may use, by its affinity mask and control groups.
+    pub threads: u32,
+    /// Bytes this process may take in all; 0 where the system does not say.
+    pub memory_total: u64,
+    /// Bytes it may still take.
+    pub memory_free: u64,
+    /// The maker's name of the device: NUL-terminated, lives as long as the library, as the next ones do.
+    pub name: *const c_char,
+    /// The kernels in use: `"scalar"`, `"avx2"` or `"avx512"`.
+    pub kernels: *const c_char,
+    /// Instruction sets found, parted by spaces: `"avx2 fma f16c"`. Empty for a processor without any that are used.
+    pub instruction_sets: *const c_char,
 }
 
 /// Bytes that a runtime has taken of its allocator. Set `struct_size` before the call.
@@ -197,7 +251,8 @@ pub struct metrale_load_options {
     pub struct_size: usize,
     /// No flag exists yet.
     pub flags: u64,
-    /// Threads that compute, the caller's included; 0 takes the processors this process may use.
+    /// Most threads that compute, the caller's included; 0 takes the processors this process may use, or what the runtime
+    /// has. The library starts no more than there are processors, and with a runtime no other than the runtime's.
     pub threads: u32,
     /// `METRALE_COMPUTE_*`.
     pub compute: u32,
@@ -530,6 +585,10 @@ unsafe impl Versioned for metrale_load_progress {
 // SAFETY: as above.
 unsafe impl Versioned for metrale_runtime_options {
     const NAME: &'static str = "metrale_runtime_options";
+}
+// SAFETY: as above.
+unsafe impl Versioned for metrale_device {
+    const NAME: &'static str = "metrale_device";
 }
 // SAFETY: as above.
 unsafe impl Versioned for metrale_memory_usage {

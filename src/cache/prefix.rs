@@ -379,7 +379,16 @@ impl PrefixTree {
 
     /// Gives up what was used longest ago until the rest fits the budget.
     fn evict(&mut self) {
-        while self.counts.bytes > self.counts.budget {
+        self.evict_to(self.counts.budget);
+    }
+
+    /// Gives up all that it keeps. What sequences have taken up stays theirs.
+    pub fn clear(&mut self) {
+        self.evict_to(0);
+    }
+
+    fn evict_to(&mut self, most: u64) {
+        while self.counts.bytes > most {
             let ages = self.nodes.iter().enumerate().filter_map(|(id, node)| {
                 let node = node.as_ref().filter(|node| node.parent != ROOT)?;
                 match (node.children.is_empty(), &node.state) {

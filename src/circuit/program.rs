@@ -1,10 +1,12 @@
-//! Programs: a circuit with places, run in order by every worker of the pool.
+//! Programs: a circuit with places, run in order by everybody who takes part.
 //!
-//! The whole program is one fork and join. Workers meet at a barrier only where an operation depends on work that
-//! others may still be doing; what falls to the first worker alone (rows too few to share) runs through without.
+//! The whole program is one run of the pool. Participants meet only where an operation depends on work that others may still be
+//! doing; what falls to the leader alone (rows too few to share) runs through without. Between two meetings lies a section. A
+//! helper joins by walking from the beginning of the section that is under way: the counter that deals out an operation's pieces
+//! says which are left. So the leader needs nobody, and the bits do not depend on who came when.
 //!
-//! A run can leave off between any two pieces of an operation and be continued: the counter that deals out an operation's
-//! pieces says which are done, and [`Progress`] where each worker was.
+//! A run can leave off between any two pieces of an operation and be continued, since the counters stay; [`Progress`] says where
+//! the section began and where in it the leader was.
 
 use super::layout::Layout;
 use super::tape::Circuit;
@@ -13,7 +15,7 @@ use crate::backend::cpu::pause::{Control, Pause};
 use crate::backend::cpu::pool::{Pool, Worker};
 use crate::backend::cpu::simd::{self, Table};
 use crate::error::Result;
-use crate::ops::{Batch, Frame, Op, Port, Scratch, Turn, Value, Weight, exchange};
+use crate::ops::{Batch, Frame, Op, Port, Shelf, Turn, Value, Weight};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -45,38 +47,28 @@ pub enum Outcome {
     Suspended,
 }
 
-/// How far a run is: the place of each worker. The counters of the operations they are at belong to the program, so one run of
-/// a program is under way at a time.
+/// How far a run is. The counters of the operations belong to the program, so one run of a program is under way at a time.
 #[derive(Default, Debug)]
 pub struct Progress {
     begun: bool,
+    /// First instruction of the section: earlier ones are done.
     open: usize,
-    at: Vec<AtomicUsize>,
+    /// The leader's next instruction. Earlier ones have no pieces left to take.
+    place: usize,
 }
 
 impl Progress {
     /// Back to the first instruction.
     pub fn restart(&mut self) {
-        self.begun = false;
-        self.open = 0;
-        self.at.iter_mut().for_each(|at| *at.get_mut() = 0);
-    }
-
-    /// Has a place for each of `workers`.
-    fn fit(&mut self, workers: usize) -> Result<()> {
-        if self.at.len() < workers {
-            crate::error::reserve(&mut self.at, workers, "the places of workers")?;
-            self.at.resize_with(workers, AtomicUsize::default);
-        }
-        Ok(())
+        *self = Progress::default();
     }
 }
 
 /// The memory programs run in; large enough for any program it is used with.
 pub struct Workspace {
     memory: Buffer,
-    /// Buffers of the thread that calls, kept here between its runs.
-    scratch: Scratch,
+    /// Buffers of those who take part, kept here between runs.
+    shelf: Shelf,
 }
 
 impl Workspace {
@@ -84,7 +76,12 @@ impl Workspace {
     pub fn new(bytes: usize) -> Result<Workspace> {
         let mut memory = Buffer::new(bytes.max(64), "workspace")?;
         memory.touch();
-        Ok(Workspace { memory, scratch: Scratch::default() })
+        Ok(Workspace { memory, shelf: Shelf::default() })
+    }
+
+    /// Gives back the buffers that are kept between runs.
+    pub fn trim(&mut self) {
+        self.shelf = Shelf::default();
     }
 
     /// Its size.
@@ -165,7 +162,7 @@ impl Program {
     /// same workspace, which nobody else may have used meanwhile; the bits are those of a run in one go. After an error
     /// `progress` is back at the start.
     pub fn run(
-        &self,
+        &mut self,
         pool: &Pool,
         workspace: &mut Workspace,
         batch: &Batch,
@@ -173,77 +170,66 @@ impl Program {
         progress: &mut Progress,
         control: Control<'_>,
     ) -> Result<Outcome> {
-        progress.fit(pool.count())?;
-        let mut scratch = std::mem::take(&mut workspace.scratch);
-        let frame = self.frame(workspace, batch, weights, simd::table());
-        let (pause, opened) = (Pause::new(control), AtomicUsize::new(progress.open));
-        let fresh = !progress.begun;
-        let job = |worker: &Worker<'_>| {
-            let place = &progress.at[worker.index()];
-            // First instruction not yet behind a barrier; earlier ones are done on every worker.
-            let mut open = progress.open;
-            let mut section = 1;
-            let mut index = place.load(Ordering::Relaxed);
-            let leave = |index: usize, open: usize| {
-                place.store(index, Ordering::Relaxed);
-                if worker.index() == 0 {
-                    opened.store(open, Ordering::Relaxed);
-                }
-            };
-            while let Some(instruction) = self.instructions.get(index) {
-                let solo = instruction.op.solo(&frame);
-                let waits = |&&before: &&usize| before >= open && !(solo && self.instructions[before].op.solo(&frame));
-                if instruction.after.iter().take_while(|&&before| before >= open).find(waits).is_some() {
-                    worker.barrier();
-                    if pause.left(section) {
-                        return leave(index, open);
-                    }
-                    section += 1;
-                    open = index;
-                }
-                if !solo || worker.index() == 0 {
-                    let turn = Turn::new(worker, &instruction.counter, &pause);
-                    instruction.op.run(&frame, &turn);
-                    if pause.due() {
-                        leave(if turn.was_cut() { index } else { index + 1 }, open);
-                        pause.leave(section);
-                        return worker.barrier();
-                    }
-                }
-                index += 1;
-            }
-            worker.barrier();
-            leave(index, open);
-        };
-        // The counters are this program's, so they are set by whoever has the pool: before its first instruction, by one worker.
-        let begin = |worker: &Worker<'_>| {
-            if fresh {
-                if worker.index() == 0 {
-                    self.instructions.iter().for_each(|i| i.counter.store(0, Ordering::Relaxed));
-                }
-                worker.barrier();
-            }
-            job(worker);
-        };
-        exchange(&mut scratch);
-        let ran = pool.run_unless(&|| pause.due(), &begin);
-        exchange(&mut scratch);
-        workspace.scratch = scratch;
-        match ran {
-            Ok(true) => {}
-            Ok(false) => return Ok(Outcome::Suspended),
-            Err(e) => {
-                progress.restart();
-                return Err(e);
-            }
+        if !progress.begun {
+            progress.restart();
+            self.instructions.iter_mut().for_each(|i| *i.counter.get_mut() = 0);
         }
-        progress.begun = true;
-        progress.open = opened.into_inner();
-        if progress.at.iter_mut().any(|at| *at.get_mut() < self.instructions.len()) {
+        let shelf = std::mem::take(&mut workspace.shelf);
+        let frame = self.frame(workspace, batch, weights, simd::table());
+        let pause = Pause::new(control);
+        // Written by the leader, who is one thread for the whole run.
+        let (open, place) = (AtomicUsize::new(progress.open), AtomicUsize::new(progress.place));
+        let job = |worker: &Worker<'_>| {
+            let start = if worker.is_leader() { place.load(Ordering::Relaxed) } else { worker.start() };
+            let (ended, section) = shelf.lend(worker.is_leader(), || self.walk(worker, &frame, &pause, start));
+            if worker.is_leader() {
+                open.store(section, Ordering::Relaxed);
+                place.store(ended, Ordering::Relaxed);
+            }
+        };
+        let ran = pool.run_from(progress.open, &job);
+        workspace.shelf = shelf;
+        if let Err(e) = ran {
+            progress.restart();
+            return Err(e);
+        }
+        *progress = Progress { begun: true, open: open.into_inner(), place: place.into_inner() };
+        if progress.place < self.instructions.len() {
             return Ok(Outcome::Suspended);
         }
         progress.restart();
         Ok(Outcome::Done)
+    }
+
+    /// One participant's way through the instructions, from `index` on in the section where it joined. Returns where it left off
+    /// and where that section begins.
+    fn walk(&self, worker: &Worker<'_>, frame: &Frame<'_>, pause: &Pause<'_>, mut index: usize) -> (usize, usize) {
+        let mut open = worker.start();
+        let mut has_worked = false;
+        while let Some(instruction) = self.instructions.get(index) {
+            let solo = instruction.op.solo(frame);
+            let waits = |&&before: &&usize| before >= open && !(solo && self.instructions[before].op.solo(frame));
+            if instruction.after.iter().take_while(|&&before| before >= open).find(waits).is_some() {
+                if !worker.meet(index) {
+                    break;
+                }
+                open = index;
+                // However late it is, a run gets on by a piece.
+                if has_worked && pause.is_noticed() {
+                    break;
+                }
+            }
+            if !solo || worker.is_leader() {
+                let turn = Turn::new(worker, &instruction.counter, pause);
+                instruction.op.run(frame, &turn);
+                if turn.has_worked() && (pause.due() || worker.is_called_away()) {
+                    return (if turn.was_cut() { index } else { index + 1 }, open);
+                }
+                has_worked |= turn.has_worked();
+            }
+            index += 1;
+        }
+        (index, open)
     }
 
     /// Runs every operation's definition, on the calling thread: what `run` is tested against.

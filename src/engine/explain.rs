@@ -64,7 +64,7 @@ impl Engine {
             values.push(value);
         }
         circuit.values.shrink_to_fit();
-        let program = circuit::Program::new(circuit, slice, slice, &values)?;
+        let mut program = circuit::Program::new(circuit, slice, slice, &values)?;
         let mut workspace = Workspace::new(program.workspace_bytes())?;
         let mut sequence = Sequence::new(self, &SequenceOptions::default())?;
         // Other bodies may give other bits, which no sequence may take up.
@@ -101,7 +101,7 @@ impl Engine {
     pub fn capture_source(self: &Arc<Self>, source: &[i32], names: &[&str], bodies: Bodies) -> Result<Vec<Captured>> {
         self.check_source(source, self.info().context)?;
         let Some(circuit) = self.prepared.encoder_circuit(bodies != Bodies::Fast)? else { return Ok(Vec::new()) };
-        let (program, values) = prepare::compiled(circuit, Shape { rows: source.len(), sequences: 1 }, names)?;
+        let (mut program, values) = prepare::compiled(circuit, Shape { rows: source.len(), sequences: 1 }, names)?;
         let mut workspace = Workspace::new(program.workspace_bytes())?;
         let pages = self.source_pages(source.len())?;
         let kv = pages.iter().map(|pages| KvPages::new(pages.pointers())).collect();

@@ -70,7 +70,7 @@ pub(super) fn recompute(engine: &Engine, sequence: &mut Sequence, len: usize) ->
     sequence.state.begin()?;
     let token = [sequence.tokens[position]];
     let work = Work { tokens: &token, position, source: sequence.source(), pages: sequence.kv(), state: sequence.state.pointers(false) };
-    let mut runner = engine.runner();
+    let mut runner = engine.runner()?;
     runner.begin();
     while runner.run(std::slice::from_ref(&work), engine, Control::none())? == Outcome::Suspended {}
     runner.logits(0, sequence.state.next_logits());
@@ -90,7 +90,7 @@ pub(super) fn until_done<'a>(
     mut run: impl FnMut(&mut Runner, Control<'_>) -> Result<Outcome>,
 ) -> Result<MutexGuard<'a, Runner>> {
     let rings = engine.alarm().rings();
-    let Some(mut runner) = engine.runner_unless(cancelled) else { bail!(Cancelled, "the call was cancelled") };
+    let Some(mut runner) = engine.runner_unless(cancelled)? else { bail!(Cancelled, "the call was cancelled") };
     runner.begin();
     loop {
         // Read before the look: a cancel after it is a ring that the run notices.

@@ -11,10 +11,12 @@ use super::prepare::Prepared;
 use super::runner::Runner;
 use super::scheduler::Stepper;
 use super::shift::Keys;
-use crate::backend::cpu::pool::{Pool, lock_unless};
+use crate::backend::cpu::lock_unless;
+use crate::backend::cpu::pool::{Pool, inside};
 use crate::cache::{PagePool, State, StatePool};
+use crate::ensure;
 use crate::error::{Error, Kind, Result};
-use crate::ops::Weight;
+use crate::ops::{ExpertCache, Weight};
 use crate::options::LoadOptions;
 use crate::sampling::Vocabulary;
 use crate::text::{ChatTemplate, Tokenizer};
@@ -32,6 +34,8 @@ pub struct Engine {
     pub(super) info: Info,
     pub(super) plan: Plan,
     pub(super) weights: Vec<Weight>,
+    /// Packed experts that are kept, where they stay in their file.
+    pub(super) experts: Arc<ExpertCache>,
     pub(super) pool: Pool,
     pub(super) runner: Mutex<Runner>,
     pub(super) stepper: Mutex<Stepper>,
@@ -60,9 +64,19 @@ pub fn load(path: &Path, options: &LoadOptions, progress: Option<&mut dyn FnMut(
 pub fn load_from(
     input: Input,
     options: &LoadOptions,
+    progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>,
+) -> Result<Arc<Engine>> {
+    load_with(input, options, None, progress)
+}
+
+/// As [`load_from`]; with a pool, it computes instead of own threads.
+pub fn load_with(
+    input: Input,
+    options: &LoadOptions,
+    pool: Option<Pool>,
     mut progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>>,
 ) -> Result<Arc<Engine>> {
-    let mut loader = Loader::new(input, options);
+    let mut loader = Loader::new(input, options).with_pool(pool).at_once();
     loop {
         let engine = loader.step(SLICE)?;
         if let Some(progress) = progress.as_mut()
@@ -123,8 +137,17 @@ impl Engine {
 
     /// Gives back memory that no sequence needs now.
     pub fn trim(&self) {
+        // Whoever is computing keeps what it uses.
+        if let Ok(mut runner) = self.runner.try_lock() {
+            runner.trim();
+        }
+        if let Ok(mut stepper) = self.stepper.try_lock() {
+            stepper.trim();
+        }
+        self.prefixes.clear();
         self.pools.iter().for_each(|pool| pool.trim());
         self.states.trim();
+        self.experts.trim();
     }
 
     /// Bytes of weights one decode step reads: matrices, but not tables of which a row is looked up.
@@ -172,18 +195,21 @@ impl Engine {
         !self.prepared.declarations.slots.is_empty()
     }
 
-    pub(super) fn runner(&self) -> MutexGuard<'_, Runner> {
-        self.runner.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn runner(&self) -> Result<MutexGuard<'_, Runner>> {
+        not_inside()?;
+        Ok(self.runner.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The runner of blocking calls, unless `give_up` says so while others have it.
-    pub(super) fn runner_unless(&self, give_up: &dyn Fn() -> bool) -> Option<MutexGuard<'_, Runner>> {
-        lock_unless(&self.runner, give_up)
+    pub(super) fn runner_unless(&self, give_up: &dyn Fn() -> bool) -> Result<Option<MutexGuard<'_, Runner>>> {
+        not_inside()?;
+        Ok(lock_unless(&self.runner, give_up))
     }
 
     /// The stepper, unless `give_up` says so while another call has it.
-    pub(super) fn stepper_unless(&self, give_up: &dyn Fn() -> bool) -> Option<MutexGuard<'_, Stepper>> {
-        lock_unless(&self.stepper, give_up)
+    pub(super) fn stepper_unless(&self, give_up: &dyn Fn() -> bool) -> Result<Option<MutexGuard<'_, Stepper>>> {
+        not_inside()?;
+        Ok(lock_unless(&self.stepper, give_up))
     }
 
     /// What rows cost.
@@ -199,4 +225,11 @@ impl Engine {
     pub fn cancel(&self) {
         self.alarm.cancel_all();
     }
+}
+
+/// A host's `parallel_for` may do other work on the calling thread while it waits. Work on a model would wait for the call that
+/// is under way on the same thread.
+fn not_inside() -> Result<()> {
+    ensure!(!inside(), Busy, "this thread is inside a call that computes; another one cannot begin before that has returned");
+    Ok(())
 }

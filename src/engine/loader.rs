@@ -1,7 +1,7 @@
 //! A load as a machine that does a little at a time: bytes that must be read, headers, weights slice by slice, tokenizer.
 //!
 //! Whoever drives it decides how much each step may do and looks at clock and cancel flag in between; dropping it at any point
-//! frees everything. Headers, the tokenizer and the programs are each made in one piece.
+//! frees everything. Headers, the tokenizer and each program are made in one piece.
 
 use super::cost::Cost;
 use super::info::Info;
@@ -11,23 +11,24 @@ use super::pack::{self, Supply};
 use super::plan::Plan;
 use super::prefix::Prefixes;
 use super::preflight;
-use super::prepare::Prepared;
-use super::runner::{Runner, Shape};
+use super::prepare::{Prepared, Programs};
+use super::runner::Runner;
 use super::scheduler::Stepper;
 use super::synthetic::Random;
 use super::vocabulary;
 use crate::backend::cpu::arena::Region;
-use crate::backend::cpu::pool::{Pool, available_threads};
+use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd;
 use crate::cache::{PagePool, StateLayout, StatePool};
-use crate::circuit::Program;
-use crate::error::{Kind, Result, ensure_memory, reserve, vec_with_capacity};
+use crate::error::{Kind, Result, ensure_memory, vec_with_capacity};
 use crate::ops::{ExpertCache, Weight};
 use crate::options::{Compute, LoadOptions};
 use crate::runtime::{self, Class, Level};
 use crate::text::Tokenizer;
+use crate::text::own_stack::Beside;
 use crate::weights::{Checkpoint, Input, Reading, Role, Source, WeightSpec};
 use crate::{bail, ensure};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// How far a load is.
@@ -44,6 +45,10 @@ pub struct Progress {
 /// A load in progress.
 pub struct Loader {
     options: LoadOptions,
+    /// Given, rather than made with own threads.
+    pool: Option<Pool>,
+    /// Whether nobody waits between the steps, so that other threads may work on.
+    at_once: bool,
     stage: Stage,
     /// Of the last stage that counts bytes.
     progress: Progress,
@@ -53,17 +58,36 @@ pub struct Loader {
 enum Stage {
     Reading(Box<Reading>),
     Headers(Box<Checkpoint>),
-    Pool(Box<Prepared>),
-    /// Before the weights, so that what it only needs for a while is not added to them.
+    Programs(Box<Prepared>, Box<Programs>),
+    Pool(Box<Prepared>, Box<Programs>),
     Vocabulary(Box<Weights>),
-    Weights(Box<Weights>, Box<Words>),
-    Programs(Box<Weights>, Box<Words>),
+    Weights(Box<Weights>, Words),
+    Finish(Box<Weights>, Words),
     /// Done or failed.
     Ended,
 }
 
-/// The tokenizer, or why there is none, and tokens that end a generation.
-type Words = (Result<Arc<Tokenizer>>, Vec<i32>);
+/// The tokenizer, or why there is none, and tokens that end a generation: made, or being made by another thread.
+enum Words {
+    Made(Box<Vocabulary>),
+    Coming(Beside<Vocabulary>),
+}
+
+type Vocabulary = (Result<Arc<Tokenizer>>, Vec<i32>);
+
+impl Words {
+    fn get(self) -> Result<Vocabulary> {
+        let vocabulary = match self {
+            Words::Made(vocabulary) => *vocabulary,
+            Words::Coming(coming) => coming.join("tokenizer")?,
+        };
+        if let Err(e) = &vocabulary.0 {
+            ensure!(e.kind() != Kind::OutOfMemory, OutOfMemory, "{e}");
+            runtime::note(Level::Warning, 0, || format!("load: no text, only token ids: {e}"));
+        }
+        Ok(vocabulary)
+    }
+}
 
 /// What is there while weights are made.
 struct Weights {
@@ -75,8 +99,7 @@ struct Weights {
     /// All matrices.
     region: Arc<Region>,
     weights: Vec<Weight>,
-    /// Of blocking calls, then of steps.
-    programs: Vec<(Shape, Program)>,
+    programs: Programs,
     /// Bytes of finished weights.
     done: u64,
     making: Making,
@@ -87,7 +110,19 @@ impl Loader {
     pub fn new(input: Input, options: &LoadOptions) -> Loader {
         let reading = Reading::new(input);
         let progress = Progress { done_bytes: 0, total_bytes: reading.total(), phase: "reading" };
-        Loader { options: options.clone(), stage: Stage::Reading(Box::new(reading)), progress }
+        Loader { options: options.clone(), pool: None, at_once: false, stage: Stage::Reading(Box::new(reading)), progress }
+    }
+
+    /// Computes with `pool`, instead of own threads: to load, and whenever the model computes.
+    pub fn with_pool(mut self, pool: Option<Pool>) -> Loader {
+        self.pool = pool;
+        self
+    }
+
+    /// Says that steps follow each other without a pause.
+    pub(super) fn at_once(mut self) -> Loader {
+        self.at_once = true;
+        self
     }
 
     /// How far it is.
@@ -118,38 +153,37 @@ impl Loader {
                 let prepared = Prepared::of(*checkpoint, &self.options)?;
                 self.progress = Progress { done_bytes: 0, total_bytes: 0, phase: "weights" };
                 runtime::note(Level::Info, 0, || format!("load: a model of type {}", prepared.model_type));
-                Stage::Pool(Box::new(prepared))
+                Stage::Programs(Box::new(prepared), Box::default())
             }
-            Stage::Pool(prepared) => {
-                let weights = Weights::new(*prepared, &self.options)?;
+            Stage::Programs(prepared, mut programs) => match programs.step(&prepared)? {
+                true => Stage::Pool(prepared, programs),
+                false => Stage::Programs(prepared, programs),
+            },
+            Stage::Pool(prepared, programs) => {
+                let weights = Weights::new(*prepared, *programs, &self.options, self.pool.take())?;
                 self.progress.total_bytes = weights.plan.weights;
                 runtime::note(Level::Info, 0, || format!("load: weights, {} bytes", weights.plan.weights));
                 Stage::Vocabulary(Box::new(weights))
             }
             Stage::Vocabulary(weights) => {
-                let words = vocabulary::open(&weights.prepared.checkpoint);
-                if let Err(e) = &words.0 {
-                    ensure!(e.kind() != Kind::OutOfMemory, OutOfMemory, "{e}");
-                    runtime::note(Level::Warning, 0, || format!("load: no text, only token ids: {e}"));
-                }
-                Stage::Weights(weights, Box::new(words))
+                let checkpoint = Arc::clone(&weights.prepared.checkpoint);
+                // One thread is all that a host asked for where it asked for one.
+                let words = if self.at_once && weights.pool.count() > 1 {
+                    Words::Coming(Beside::start("tokenizer", move || vocabulary::open(&checkpoint))?)
+                } else {
+                    Words::Made(Box::new(vocabulary::open(&checkpoint)))
+                };
+                Stage::Weights(weights, words)
             }
             Stage::Weights(mut weights, words) => {
                 let all = weights.step(most)?;
                 self.progress.done_bytes = (weights.done + weights.making.bytes()).min(weights.plan.weights);
-                if all { Stage::Programs(weights, words) } else { Stage::Weights(weights, words) }
+                if all { Stage::Finish(weights, words) } else { Stage::Weights(weights, words) }
             }
-            Stage::Programs(mut weights, vocabulary) if weights.programs.len() < Shape::ALL.len() + Shape::STEPS.len() => {
-                let Weights { prepared, programs, .. } = &mut *weights;
-                let shape = Shape::ALL.iter().chain(&Shape::STEPS).nth(programs.len()).copied().unwrap_or(Shape::ALL[0]);
-                let program = prepared.program(shape, false, &[])?.0;
-                reserve(programs, 1, "the list of programs")?;
-                programs.push((shape, program));
-                Stage::Programs(weights, vocabulary)
-            }
-            Stage::Programs(weights, vocabulary) => {
+            Stage::Finish(weights, words) => {
                 let (done_bytes, total_bytes) = (weights.plan.weights, weights.plan.weights);
-                let engine = weights.finish(vocabulary.0, vocabulary.1)?;
+                let (tokenizer, ends) = words.get()?;
+                let engine = weights.finish(tokenizer, ends)?;
                 self.progress = Progress { done_bytes, total_bytes, phase: "done" };
                 runtime::note(Level::Info, 0, || "load: done");
                 return Ok(Some(engine));
@@ -161,11 +195,13 @@ impl Loader {
 }
 
 impl Weights {
-    fn new(prepared: Prepared, options: &LoadOptions) -> Result<Weights> {
-        let plan = prepared.plan(1)?;
+    fn new(prepared: Prepared, programs: Programs, options: &LoadOptions, pool: Option<Pool>) -> Result<Weights> {
+        let plan = prepared.plan_of(&programs, 1)?;
         preflight::check_memory(&plan, prepared.context, options.memory)?;
-        let threads = if options.threads == 0 { available_threads() } else { options.threads };
-        let pool = Pool::new(threads)?;
+        let pool = match pool {
+            Some(pool) => pool,
+            None => Pool::new(options.threads)?,
+        };
         let supply = match options.synthetic {
             Some(synthetic) => Supply::Random(Random::new(synthetic)),
             None => Supply::Checkpoint(Arc::clone(&prepared.checkpoint)),
@@ -173,7 +209,7 @@ impl Weights {
         let weights = vec_with_capacity(prepared.declarations.weights.len(), "the list of weights")?;
         let experts = Arc::new(ExpertCache::new(prepared.expert_budget.unwrap_or(0)));
         let region = Region::new(Class::Weights, prepared.region_bytes()?, "packed weights")?;
-        Ok(Weights { prepared, plan, pool, supply, experts, region, weights, programs: Vec::new(), done: 0, making: Making::default() })
+        Ok(Weights { prepared, plan, pool, supply, experts, region, weights, programs, done: 0, making: Making::default() })
     }
 
     /// Makes about `most` bytes more of one weight. Whether all weights are there.
@@ -190,20 +226,21 @@ impl Weights {
             self.done += weight.bytes() as u64;
             self.weights.push(weight);
             if matches!(spec.role, Role::Matrix | Role::Experts) {
-                spec.parts().for_each(|part| prepared.checkpoint.release(&part.tensor));
+                let give_back = |index, count| spec.parts().for_each(|part| prepared.checkpoint.release_share(&part.tensor, index, count));
+                let (shares, counter) = (self.pool.count(), AtomicUsize::new(0));
+                self.pool.run(&|worker| worker.each(&counter, shares, 1, |range| range.for_each(|index| give_back(index, shares))))?;
             }
         }
         Ok(self.weights.len() == prepared.declarations.weights.len())
     }
 
     fn finish(self: Box<Self>, tokenizer: Result<Arc<Tokenizer>>, end_tokens: Vec<i32>) -> Result<Arc<Engine>> {
-        let Weights { prepared, plan, pool, weights, mut programs, .. } = *self;
+        let Weights { prepared, plan, pool, weights, experts, programs, .. } = *self;
         let dims = prepared.model.dims();
         let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, dims.vocab)?);
         let zero = states.zero()?;
-        let encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
-        let steps = programs.split_off(Shape::ALL.len());
-        let runner = Mutex::new(Runner::new(programs, [encoder, prepared.hidden_program()?], states.layout().slots())?);
+        let Programs { blocking, steps, encoder, hidden, .. } = programs;
+        let runner = Mutex::new(Runner::new(blocking, [encoder, hidden], states.layout().slots())?);
         let stepper = Mutex::new(Stepper::new(Runner::new(steps, [None, None], states.layout().slots())?));
         let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
         let template = match &tokenizer {
@@ -242,6 +279,7 @@ impl Weights {
             info,
             plan,
             weights,
+            experts,
             pool,
             runner,
             stepper,

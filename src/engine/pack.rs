@@ -5,6 +5,7 @@ use super::synthetic::Random;
 use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pack::{CodeRow, LANES, Layout, Packed};
 use crate::backend::cpu::pool::Pool;
+use crate::backend::cpu::simd;
 use crate::error::{Error, Kind, Result, vec_filled};
 use crate::ops::{ExpertCache, PagedExperts, PanelSource, StoredRows, Weight};
 use crate::options::Compute;
@@ -358,6 +359,18 @@ fn fill(
     panel: &mut [u8],
     scratch: &mut Scratch,
 ) -> Result<()> {
+    if let Form::Plain(dtype) = stored.form()
+        && rows.len() == LANES
+        && simd::table().fill(
+            dtype,
+            layout,
+            cols,
+            &std::array::from_fn(|lane| stored.plain_row(part.stored(rows.start + lane), cols)),
+            panel,
+        )
+    {
+        return Ok(());
+    }
     match (stored.form(), layout) {
         // Asked for by a precision rule, not what the checkpoint's own codes become.
         (form, super::precision::Q8_0) if !layout_for(form, cols, Compute::Fast).is_ok_and(|own| own == layout) => {

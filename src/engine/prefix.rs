@@ -30,6 +30,13 @@ impl Prefixes {
         Prefixes((budget > 0).then(|| Mutex::new(PrefixTree::new(budget, recurrent))))
     }
 
+    /// Forgets all prompts.
+    pub(super) fn clear(&self) {
+        if let Some(mut tree) = self.tree() {
+            tree.clear();
+        }
+    }
+
     fn tree(&self) -> Option<MutexGuard<'_, PrefixTree>> {
         // A tree is sound between any two of its steps.
         Some(self.0.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))

@@ -5,11 +5,11 @@ use super::preflight::{self, Class, Counts, Finding, report};
 use super::runner::Shape;
 use super::{pack, precision};
 use crate::backend::cpu::arena::Region;
+use crate::backend::cpu::available_threads;
 use crate::backend::cpu::pack::{Layout, Packed};
-use crate::backend::cpu::pool::available_threads;
 use crate::cache::{PagePool, StateLayout};
 use crate::circuit::{Circuit, Needs, Node, Program, Tape, fuse, lower};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, reserve};
 use crate::families::loader_for_config;
 use crate::layers::{Config, RopeParameters};
 use crate::model::{Build, Model};
@@ -38,6 +38,36 @@ pub(super) struct Prepared {
     /// Most bytes of packed experts, where they stay in their file.
     pub expert_budget: Option<u64>,
     pub options: LoadOptions,
+}
+
+/// The programs of a model, made one at a time.
+#[derive(Default)]
+pub(super) struct Programs {
+    pub blocking: Vec<(Shape, Program)>,
+    pub steps: Vec<(Shape, Program)>,
+    pub encoder: Option<Program>,
+    pub hidden: Option<Program>,
+    /// Whether the last two were looked for.
+    others: bool,
+}
+
+impl Programs {
+    /// Makes one more. Whether all are there.
+    pub fn step(&mut self, prepared: &Prepared) -> Result<bool> {
+        for (list, shapes) in [(&mut self.blocking, &Shape::ALL), (&mut self.steps, &Shape::STEPS)] {
+            if let Some(&shape) = shapes.get(list.len()) {
+                reserve(list, 1, "the list of programs")?;
+                list.push((shape, prepared.program(shape, false, &[])?.0));
+                return Ok(false);
+            }
+        }
+        if !self.others {
+            self.encoder = prepared.encoder_program(prepared.context, &[])?.map(|(program, _)| program);
+            self.hidden = prepared.hidden_program()?;
+            self.others = true;
+        }
+        Ok(true)
+    }
 }
 
 /// Most layers, several times what any published model has.
@@ -231,6 +261,13 @@ impl Prepared {
 
     /// Bytes by class, for `sequences` sequences of the longest context.
     pub fn plan(&self, sequences: usize) -> Result<Plan> {
+        let mut programs = Programs::default();
+        while !programs.step(self)? {}
+        self.plan_of(&programs, sequences)
+    }
+
+    /// As `plan`, where the programs are there.
+    pub fn plan_of(&self, programs: &Programs, sequences: usize) -> Result<Plan> {
         // Sizes of made-up weights follow the config alone, so sums stop at the largest number instead of passing it.
         let (mut weights, mut paged) = (0u64, 0u64);
         for (spec, layouts) in self.declarations.weights.iter().zip(&self.layouts) {
@@ -250,17 +287,11 @@ impl Prepared {
         let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences, kept));
         let kv = pools.fold(0, u64::saturating_add);
         // Blocking calls and steps each have a workspace, as large as their largest program needs.
-        let mut tables = 0u64;
-        let mut bytes = |shape: Shape| -> Result<u64> {
-            let program = self.program(shape, false, &[])?.0;
-            tables = tables.saturating_add(program.table_bytes() as u64);
-            Ok(program.workspace_bytes() as u64)
-        };
-        let mut most = |shapes: &[Shape]| shapes.iter().try_fold(0, |most: u64, &shape| Ok::<u64, Error>(most.max(bytes(shape)?)));
-        let (blocking, steps) = (most(&Shape::ALL)?, most(&Shape::STEPS)?);
-        let encoder = self.encoder_program(self.context, &[])?.map_or(0, |(encoder, _)| encoder.workspace_bytes() as u64);
-        let hidden = self.hidden_program()?.map_or(0, |program| program.workspace_bytes() as u64);
-        let scratch = blocking.max(encoder).max(hidden).saturating_add(steps);
+        let bytes = |program: &Program| program.workspace_bytes() as u64;
+        let most = |list: &[(Shape, Program)]| list.iter().map(|(_, program)| bytes(program)).max().unwrap_or(0);
+        let tables: u64 = programs.blocking.iter().chain(&programs.steps).map(|(_, program)| program.table_bytes() as u64).sum();
+        let others = programs.encoder.iter().chain(&programs.hidden).map(bytes).max().unwrap_or(0);
+        let scratch = most(&programs.blocking).max(others).saturating_add(most(&programs.steps));
         // Each sequence has a committed and a spare state, and all share the one before any token.
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
         let states = (sequences as u64).saturating_mul(2).saturating_add(1).saturating_mul(4);
@@ -285,7 +316,7 @@ impl Prepared {
             }
             (None, Some(files)) => match files.size("tokenizer.json") {
                 0 => 0,
-                size => (self.model.dims().vocab as u64 * TOKEN).max(size.saturating_mul(JSON_TENTHS) / 10),
+                size => (self.model.dims().vocab as u64 * JSON_TOKEN).max(size.saturating_mul(JSON_TENTHS) / 10),
             },
             (None, None) => 0,
         };
@@ -298,9 +329,11 @@ impl Prepared {
 }
 
 /// Bytes of a token: its text, its merge, their places in tables, and what building those leaves behind.
-const TOKEN: u64 = 216;
-/// Where merges follow from scores: every pair of pieces that is one is a merge.
-const SCORED_TOKEN: u64 = 276;
+const TOKEN: u64 = 84;
+/// Where merges follow from scores.
+const SCORED_TOKEN: u64 = 64;
+/// Where a `tokenizer.json` is read, which passes through maps of strings.
+const JSON_TOKEN: u64 = 216;
 /// Tenths of a byte for each of `tokenizer.json`, which writes some vocabularies at greater length.
 const JSON_TENTHS: u64 = 58;
 /// Of a page: its count and its places in two lists.

@@ -58,6 +58,11 @@ impl Runner {
         Ok(Runner { programs, encoder, hidden, workspace: Workspace::new(bytes)?, batch, progress: Progress::default() })
     }
 
+    /// Gives back what is kept between runs.
+    pub fn trim(&mut self) {
+        self.workspace.trim();
+    }
+
     /// Begins a batch; one that was under way is forgotten.
     pub fn begin(&mut self) {
         self.progress.restart();
@@ -68,20 +73,20 @@ impl Runner {
     pub fn run(&mut self, work: &[Work<'_>], engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         fill(&mut self.batch, work);
         let (rows, sequences) = (self.batch.tokens.len(), work.len());
-        let (_, program) = pick(&self.programs, rows, sequences);
+        let program = pick(&mut self.programs, rows, sequences);
         program.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
     }
 
     /// As [`Runner::run`], for a source.
     pub fn encode(&mut self, work: &Work<'_>, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
-        let Some(encoder) = &self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
+        let Some(encoder) = &mut self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
         fill(&mut self.batch, std::slice::from_ref(work));
         encoder.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
     }
 
     /// As [`Runner::run`], to the last layer's output for every row; read with [`Runner::hidden`].
     pub fn embed(&mut self, work: &Work<'_>, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
-        let Some(hidden) = &self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
+        let Some(hidden) = &mut self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
         fill(&mut self.batch, std::slice::from_ref(work));
         hidden.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
     }
@@ -100,13 +105,14 @@ impl Runner {
 
     /// Copies the logits of the last batch's sequence `index`.
     pub fn logits(&mut self, index: usize, out: &mut [f32]) {
-        let (_, program) = pick(&self.programs, self.batch.tokens.len(), self.batch.segments.len());
+        let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
         program.copy_output_row(&mut self.workspace, &self.batch, index, out);
     }
 }
 
-fn pick(programs: &[(Shape, Program)], rows: usize, sequences: usize) -> &(Shape, Program) {
-    programs.iter().find(|(s, _)| rows <= s.rows && sequences <= s.sequences).expect("callers slice batches by the largest shape")
+fn pick(programs: &mut [(Shape, Program)], rows: usize, sequences: usize) -> &mut Program {
+    let fits = |(shape, _): &&mut (Shape, Program)| rows <= shape.rows && sequences <= shape.sequences;
+    &mut programs.iter_mut().find(fits).expect("callers slice batches by the largest shape").1
 }
 
 /// Writes the metadata of a batch.

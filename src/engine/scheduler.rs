@@ -62,6 +62,11 @@ impl Stepper {
     pub(super) fn new(runner: Runner) -> Stepper {
         Stepper { runner, slice: None, turn: 0, owed: false }
     }
+
+    /// Gives back what is kept between runs; a slice under way stays.
+    pub(super) fn trim(&mut self) {
+        self.runner.trim();
+    }
 }
 
 /// A batch under way.
@@ -115,7 +120,7 @@ pub fn step<'b>(
             out.state = StepState::Cancelled;
         }
     }
-    let Some(mut stepper) = engine.stepper_unless(&|| passed(deadline)) else { return Ok(()) };
+    let Some(mut stepper) = engine.stepper_unless(&|| passed(deadline))? else { return Ok(()) };
     Call { engine: &engine, stepper: &mut stepper, sequences, choosers, out, deadline }.run()
 }
 

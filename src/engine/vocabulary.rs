@@ -4,6 +4,7 @@ use crate::error::{Error, Kind, Result};
 use crate::text::{ChatTemplate, GgufVocab, Tokenizer};
 use crate::weights::{Checkpoint, Gguf};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The tokenizer, and the tokens that end a generation. A model without a readable tokenizer still runs on token ids, so
@@ -57,12 +58,12 @@ pub(super) fn template(tokenizer: &Tokenizer) -> Result<ChatTemplate> {
     ChatTemplate::new(source, &text(tokenizer.bos())?, &text(tokenizer.eos())?)
 }
 
-fn vocab(gguf: &Gguf) -> Result<GgufVocab> {
+fn vocab(gguf: &Gguf) -> Result<GgufVocab<'_>> {
     let key = |name: &str| format!("tokenizer.ggml.{name}");
     let text = |name: &str| -> Result<String> { Ok(gguf.str(&key(name))?.unwrap_or_default().to_string()) };
-    let strings = |name: &str| -> Result<Option<Vec<String>>> {
+    let strings = |name: &str| -> Result<Option<Vec<Cow<'_, str>>>> {
         let Some(list) = gguf.strings(&key(name))? else { return Ok(None) };
-        Ok(Some(list.map(|s| String::from_utf8_lossy(s).into_owned()).collect()))
+        Ok(Some(list.map(String::from_utf8_lossy).collect()))
     };
     // Ids are compared as written; what does not fit is judged by the tokenizer.
     let id = |name: &str| -> Result<Option<i64>> { Ok(gguf.u64(&key(name))?.map(|id| i64::try_from(id).unwrap_or(i64::MAX))) };

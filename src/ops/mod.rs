@@ -103,7 +103,7 @@ pub use rope_tail::RopeTail;
 pub use route::{Groups, Route, Scoring};
 pub use scale::Scale;
 pub use scale_by::ScaleBy;
-pub use scratch::{Scratch, exchange};
+pub use scratch::Shelf;
 pub use selected_attention::SelectedAttention;
 pub use shared_attention::{Pooled, SharedAttention};
 pub use sinusoid::Sinusoid;
@@ -238,7 +238,7 @@ pub trait Op: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Whether this batch's work all falls to the first worker, so that neighbours of the same kind need no barrier.
+    /// Whether this batch's work all falls to the leader, so that neighbours of the same kind need no barrier.
     fn solo(&self, _frame: &Frame<'_>) -> bool {
         false
     }
@@ -249,7 +249,7 @@ pub trait Op: Debug + Send + Sync {
     /// The definition: plain loops in the order the mathematics is written, single thread.
     fn scalar(&self, frame: &Frame<'_>);
 
-    /// The body every worker of the pool runs; workers share the work through `turn`.
+    /// The body every participant of a run calls; they share the work through `turn`. Helpers may call it when the work is done.
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>);
 
     /// A copy behind a fresh box.
@@ -304,21 +304,27 @@ macro_rules! op_by_row {
 
 /// A worker's turn at one operation: the worker, the counter its operation shares work through, and when to leave off.
 ///
-/// An operation that was left off is run again later and takes the pieces that are left. So whatever must happen once happens
-/// inside the pieces, and an operation has one loop over them.
+/// An operation that was left off is run again later and takes the pieces that are left; a helper that comes late runs operations
+/// that are done. So whatever must happen once happens inside the pieces, and an operation has one loop over them.
 pub struct Turn<'a> {
     /// The worker.
     pub worker: &'a Worker<'a>,
     /// Zero when the operation starts; belongs to this operation alone.
     counter: &'a AtomicUsize,
     pause: &'a Pause<'a>,
+    worked: Cell<bool>,
     cut: Cell<bool>,
 }
 
 impl<'a> Turn<'a> {
     /// A turn at an operation whose pieces `counter` has counted so far.
     pub fn new(worker: &'a Worker<'a>, counter: &'a AtomicUsize, pause: &'a Pause<'a>) -> Turn<'a> {
-        Turn { worker, counter, pause, cut: Cell::new(false) }
+        Turn { worker, counter, pause, worked: Cell::new(false), cut: Cell::new(false) }
+    }
+
+    /// Whether a piece was done.
+    pub fn has_worked(&self) -> bool {
+        self.worked.get()
     }
 
     /// Whether pieces were left for later.
@@ -340,20 +346,22 @@ impl<'a> Turn<'a> {
                 return;
             }
             f(start..total.min(start.saturating_add(grain)));
-            if self.pause.due() {
+            self.worked.set(true);
+            if self.pause.due() || self.worker.is_called_away() {
                 self.cut.set(self.counter.load(Ordering::Relaxed) < total);
                 return;
             }
         }
     }
 
-    /// Runs `f` over `0..total` in chunks of `grain`, each chunk on one worker. Work of one chunk stays on the first
-    /// worker: sharing it would cost more than it brings.
+    /// Runs `f` over `0..total` in chunks of `grain`, each chunk on one worker. Work of one chunk stays on the
+    /// leader: sharing it would cost more than it brings.
     pub fn each(&self, total: usize, grain: usize, mut f: impl FnMut(Range<usize>)) {
         if total > grain {
             self.pieces(total, grain, f);
-        } else if self.worker.index() == 0 && total > 0 {
+        } else if self.worker.is_leader() && total > 0 {
             f(0..total);
+            self.worked.set(true);
         }
     }
 

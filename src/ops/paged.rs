@@ -6,7 +6,8 @@
 //! each time, a few panels at once; the bits are those of kept ones.
 
 use crate::backend::cpu::pack::Packed;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
+use crate::runtime;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -86,7 +87,7 @@ impl PagedExperts {
         let column = column + rows.start;
         let pack = || self.source.pack(expert, part, rows.clone());
         // Tensors were checked when the model was loaded; what is left is memory running out, which fails this step through the pool.
-        let pack = || pack().unwrap_or_else(|e| panic!("expert {expert}: {e}"));
+        let pack = || pack().unwrap_or_else(|e| failed(expert, &e));
         match self.cache.kept(self.first + expert, meets, self.chunks()) {
             Some(kept) => f(kept.chunks[chunk].get_or_init(pack), column),
             None => f(&pack(), column),
@@ -102,8 +103,16 @@ impl PagedExperts {
         }
         let start = within / CHUNK * CHUNK;
         let packed = self.source.pack(expert, part, start..(start + CHUNK).min(self.parts[part]));
-        packed.and_then(|p| p.decode_row(within - start, out)).unwrap_or_else(|e| panic!("expert {expert}: {e}"));
+        packed.and_then(|p| p.decode_row(within - start, out)).unwrap_or_else(|e| failed(expert, &e));
     }
+}
+
+/// Leaves the operation; the call then says that memory ran out, if that was it.
+fn failed(expert: usize, e: &Error) -> ! {
+    if e.kind() == Kind::OutOfMemory {
+        runtime::set_short(true);
+    }
+    panic!("expert {expert}: {e}")
 }
 
 /// The packed chunks of one expert's matrix, made one by one. Lives on while somebody computes with it.
@@ -150,6 +159,13 @@ impl ExpertCache {
     pub fn meetings(&self) -> (u64, u64) {
         let state = self.state();
         (state.clock, state.hits)
+    }
+
+    /// Keeps nothing any more; what is met again is packed again.
+    pub fn trim(&self) {
+        let mut state = self.state();
+        state.seen.iter_mut().for_each(|seen| seen.kept = None);
+        state.used = 0;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

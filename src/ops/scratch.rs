@@ -1,11 +1,15 @@
-//! Buffers a worker keeps from one operation to the next: they grow once and are then used again, so a step allocates nothing.
+//! Buffers a worker has from one operation to the next: they grow once and are then used again, so a step allocates nothing. They
+//! belong to the workspace, not to the thread, which may be the host's and outlive the model.
+
+#![allow(unsafe_code)] // what is lent is reached through a pointer of the thread
 
 use crate::backend::cpu::activations::Q8Block;
-use std::cell::RefCell;
+use std::cell::Cell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// One thread's buffers. An operation may use any of them; nothing survives it.
 #[derive(Default)]
-pub struct Scratch {
+pub(super) struct Scratch {
     pub(super) a: Vec<f32>,
     pub(super) b: Vec<f32>,
     pub(super) blocks: Vec<Q8Block>,
@@ -14,25 +18,64 @@ pub struct Scratch {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    /// What was lent to this thread and is not in use; NULL for nothing. Without a destructor, which a host's thread would run at its end.
+    static LENT: Cell<*mut Scratch> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+/// Puts back what was there before, also when a panic passes.
+struct Before(*mut Scratch);
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        LENT.set(self.0);
+    }
+}
+
+/// Runs `f`, whose operations on this thread use `scratch`.
+fn lend<R>(scratch: &mut Scratch, f: impl FnOnce() -> R) -> R {
+    let _before = Before(LENT.replace(scratch));
+    f()
+}
+
+/// Where the buffers of a run's participants are between runs.
+#[derive(Default)]
+pub struct Shelf {
+    leader: Mutex<Scratch>,
+    helpers: Mutex<Vec<Scratch>>,
+}
+
+impl Shelf {
+    /// Runs `f` with buffers: always the same for the leader.
+    pub fn lend<R>(&self, leader: bool, f: impl FnOnce() -> R) -> R {
+        if leader {
+            return lend(&mut lock(&self.leader), f);
+        }
+        struct Borrowed<'a>(&'a Shelf, Scratch);
+        impl Drop for Borrowed<'_> {
+            fn drop(&mut self) {
+                lock(&self.0.helpers).push(std::mem::take(&mut self.1));
+            }
+        }
+        let buffers = lock(&self.helpers).pop().unwrap_or_default();
+        lend(&mut Borrowed(self, buffers).1, f)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Buffers mean nothing between operations, so a panic does not spoil them.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs `f` with this thread's buffers.
 pub(super) fn with<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
-    SCRATCH.with(|s| match s.try_borrow_mut() {
-        Ok(mut s) => f(&mut s),
-        // An operation inside an operation: it gets buffers of its own.
-        Err(_) => f(&mut Scratch::default()),
-    })
-}
-
-/// Exchanges this thread's buffers for others: a thread of the host's must not keep what belongs to a model.
-pub fn exchange(other: &mut Scratch) {
-    SCRATCH.with(|s| {
-        if let Ok(mut s) = s.try_borrow_mut() {
-            std::mem::swap(&mut *s, other);
-        }
-    });
+    let lent = LENT.replace(std::ptr::null_mut());
+    if lent.is_null() {
+        // An operation inside an operation, or outside of a program: it gets buffers of its own.
+        return f(&mut Scratch::default());
+    }
+    let _before = Before(lent);
+    // SAFETY: `lend` holds the only reference while this thread runs its closure, and nothing else here has the pointer meanwhile.
+    f(unsafe { &mut *lent })
 }
 
 /// The first `n` elements of a buffer that is used again, whatever they hold.

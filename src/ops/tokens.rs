@@ -44,7 +44,7 @@ impl Op for TokenIds {
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        if turn.worker.index() == 0 {
+        if turn.worker.is_leader() {
             self.scalar(frame);
         }
     }

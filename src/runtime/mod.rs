@@ -10,10 +10,12 @@ mod charge;
 mod current;
 mod log;
 mod reserve;
+mod thread;
 
 pub use charge::{Charge, Class};
 pub use current::{Call, Scope, adopt, current, enter, fallible, outside, ran_short, set_short};
 pub use log::{Level, Sink, note};
+pub use thread::{Thread, is_ours, run_on_stack};
 
 use log::Log;
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -7,8 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use tokenizers::models::bpe::{MergeMap, Vocab};
-
+use super::texts::{Table, Texts};
 use crate::error::{Error, Kind, Result};
 
 /// Two neighbours and the token they become. The place in a list is the rank.
@@ -38,12 +37,86 @@ pub(super) struct BpeOptions {
 
 /// A byte-pair model.
 pub(super) struct Bpe {
-    vocab: Vocab,
-    /// Pair to rank and result.
-    merges: MergeMap,
+    vocab: Texts,
+    merges: Merges,
     options: BpeOptions,
     /// The tokens of single bytes.
     bytes: Vec<Option<u32>>,
+}
+
+/// What says which neighbours merge, and in which order.
+pub(super) enum Merges {
+    /// A list, and places in it by pair. Of equal pairs the last one counts.
+    Listed(Vec<Merge>, Table),
+    /// Neighbours merge where their joint text is a token with a score: by id, the score as a number that is less the better it is,
+    /// `NONE` without. This is the list that `sentencepiece` makes, without making it.
+    Scored(Vec<u32>),
+}
+
+impl Merges {
+    /// The merges of a list.
+    pub(super) fn listed(list: Vec<Merge>) -> Result<Merges> {
+        let mut table = Table::new(list.len(), "merges")?;
+        for (place, merge) in list.iter().enumerate() {
+            let hash = table.hash_number(pair(merge.left, merge.right));
+            table.put(hash, place, |other| (list[other].left, list[other].right) == (merge.left, merge.right));
+        }
+        Ok(Merges::Listed(list, table))
+    }
+
+    /// The merges of tokens by their scores: the best first, of equal ones that with the longer left part, then with the longer right
+    /// part, then the lesser id. `None` where that order does not follow from numbers this small.
+    pub(super) fn scored(vocab: &Texts, scores: impl Iterator<Item = Option<f32>>) -> Result<Option<Merges>> {
+        let mut order = crate::error::vec_with_capacity(vocab.len(), "scores of a vocabulary")?;
+        for (id, score) in scores.enumerate() {
+            let Some(score) = score else {
+                order.push(NONE);
+                continue;
+            };
+            let bits = score.to_bits();
+            // As `total_cmp` has it, the largest first.
+            let place = if bits >> 31 == 1 { bits } else { bits ^ 0x7fff_ffff };
+            if place == NONE || vocab.text(id as u32).len() > usize::from(u16::MAX) {
+                return Ok(None);
+            }
+            order.push(place);
+        }
+        Ok((!vocab.repeats()).then_some(Merges::Scored(order)))
+    }
+
+    /// Order and result of merging two neighbours.
+    fn find(&self, vocab: &Texts, left: u32, right: u32) -> Option<(u64, u32)> {
+        match self {
+            Merges::Listed(list, table) => {
+                let place = table.find(table.hash_number(pair(left, right)), |at| (list[at].left, list[at].right) == (left, right))?;
+                Some((place as u64, list[place].merged))
+            }
+            Merges::Scored(order) => {
+                let (left, right) = (vocab.text(left), vocab.text(right));
+                if left.is_empty() || right.is_empty() {
+                    return None;
+                }
+                let mut short = [0; 64];
+                let merged = match short.get_mut(..left.len() + right.len()) {
+                    Some(joined) => {
+                        let (a, b) = joined.split_at_mut(left.len());
+                        a.copy_from_slice(left);
+                        b.copy_from_slice(right);
+                        vocab.find(joined)
+                    }
+                    None => vocab.find(&[left, right].concat()),
+                }?;
+                let score = order.get(merged as usize).copied().filter(|&score| score != NONE)?;
+                // Fewer characters come later; texts are short enough for 16 bits.
+                let chars = |text: &[u8]| u64::from(u16::MAX) - text.iter().filter(|&&b| b & 0xc0 != 0x80).count() as u64;
+                Some((u64::from(score) << 32 | chars(left) << 16 | chars(right), merged))
+            }
+        }
+    }
+}
+
+fn pair(left: u32, right: u32) -> u64 {
+    u64::from(left) << 32 | u64::from(right)
 }
 
 /// A token in a word that is being merged; a list linked by index.
@@ -59,25 +132,20 @@ struct Symbol {
 const NONE: u32 = u32::MAX;
 
 impl Bpe {
-    pub(super) fn new(vocab: Vocab, merges: &[Merge], options: BpeOptions) -> Result<Bpe> {
-        let mut map = MergeMap::with_capacity(merges.len());
-        let too_many = || Error::new(Kind::TooLarge, format!("{} merges", merges.len()));
-        for (rank, merge) in merges.iter().enumerate() {
-            map.insert((merge.left, merge.right), (u32::try_from(rank).map_err(|_| too_many())?, merge.merged));
-        }
-        let byte = |b: u8| if options.byte_fallback { vocab.get(format!("<0x{b:02X}>").as_str()).copied() } else { None };
-        Ok(Bpe { bytes: (0..=255).map(byte).collect(), vocab, merges: map, options })
+    pub(super) fn new(vocab: Texts, merges: Merges, options: BpeOptions) -> Bpe {
+        let byte = |b: u8| if options.byte_fallback { vocab.get(&format!("<0x{b:02X}>")) } else { None };
+        Bpe { bytes: (0..=255).map(byte).collect(), vocab, merges, options }
     }
 
     /// The id of a text.
     pub(super) fn id(&self, text: &str) -> Option<u32> {
-        self.vocab.get(text).copied()
+        self.vocab.get(text)
     }
 
     /// The tokens of one word.
     pub(super) fn tokens(&self, word: &str) -> Vec<u32> {
         if self.options.ignore_merges
-            && let Some(&id) = self.vocab.get(word)
+            && let Some(id) = self.vocab.get(word)
         {
             return vec![id];
         }
@@ -101,7 +169,7 @@ impl Bpe {
                 written.extend([prefix, &word[at..end], suffix]);
                 written.as_str()
             };
-            if let Some(&id) = self.vocab.get(text) {
+            if let Some(id) = self.vocab.get(text) {
                 ids.push(id);
                 after_unk = false;
             } else if let Some(bytes) = self.fallback(text) {
@@ -130,16 +198,16 @@ impl Bpe {
             next: if at + 1 == count { NONE } else { at + 1 },
         };
         let mut symbols: Vec<Symbol> = (0..count).zip(ids).map(link).collect();
-        // Rank, place and result of merging the symbol at `left` with the next one.
-        let candidate = |symbols: &[Symbol], left: u32| -> Option<Reverse<(u32, u32, u32)>> {
+        // Order, result and place of merging the symbol at `left` with the next one.
+        let candidate = |symbols: &[Symbol], left: u32| -> Option<Reverse<(u64, u32, u32)>> {
             let symbol = symbols.get(left as usize)?;
             let right = symbols.get(symbol.next as usize)?;
-            let &(rank, merged) = self.merges.get(&(symbol.id, right.id))?;
-            Some(Reverse((rank, left, merged)))
+            let (rank, merged) = self.merges.find(&self.vocab, symbol.id, right.id)?;
+            Some(Reverse((rank, merged, left)))
         };
         let mut queue: BinaryHeap<_> = (0..count).filter_map(|at| candidate(&symbols, at)).collect();
         while let Some(entry) = queue.pop() {
-            let Reverse((_, left, merged)) = entry;
+            let Reverse((_, merged, left)) = entry;
             // An entry is stale when either neighbour has changed since; a newer one is then in the queue.
             if candidate(&symbols, left) != Some(entry) {
                 continue;
@@ -161,32 +229,49 @@ impl Bpe {
 
 /// Ids for merges that a file lists as texts, or the place and text of one that does not fit the vocabulary.
 pub(super) fn resolve<'a>(
-    vocab: &Vocab,
+    vocab: &Texts,
     continuing_prefix: &str,
     pairs: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
 ) -> Result<Vec<Merge>> {
     let mut merges = crate::error::vec_with_capacity(pairs.len(), "merges")?;
-    let mut joined = String::new();
-    for (at, (left, right)) in pairs.enumerate() {
-        joined.clear();
-        joined.push_str(left);
-        joined.push_str(right.strip_prefix(continuing_prefix).unwrap_or(right));
-        let find = |text: &str| {
-            vocab.get(text).copied().ok_or_else(|| {
-                let message = format!("merge {at} ('{left}' and '{right}') needs the token '{text}', which is not in the vocabulary");
-                Error::new(Kind::CorruptFile, message).at(at as u64)
-            })
-        };
-        merges.push(Merge { left: find(left)?, right: find(right)?, merged: find(&joined)? });
+    let mut joined: [String; AHEAD] = Default::default();
+    let mut next: Vec<(&str, &str)> = Vec::with_capacity(AHEAD);
+    let mut pairs = pairs.fuse();
+    loop {
+        next.clear();
+        next.extend(pairs.by_ref().take(AHEAD));
+        if next.is_empty() {
+            return Ok(merges);
+        }
+        // Three texts for each, in a table larger than the caches: all are asked for before the first is needed.
+        for (&(left, right), joined) in next.iter().zip(&mut joined) {
+            joined.clear();
+            joined.push_str(left);
+            joined.push_str(right.strip_prefix(continuing_prefix).unwrap_or(right));
+            [left, right, joined].into_iter().for_each(|text| vocab.warm(text));
+        }
+        for (&(left, right), joined) in next.iter().zip(&joined) {
+            let at = merges.len();
+            let find = |text: &str| {
+                vocab.get(text).ok_or_else(|| {
+                    let message = format!("merge {at} ('{left}' and '{right}') needs the token '{text}', which is not in the vocabulary");
+                    Error::new(Kind::CorruptFile, message).at(at as u64)
+                })
+            };
+            merges.push(Merge { left: find(left)?, right: find(right)?, merged: find(joined)? });
+        }
     }
-    Ok(merges)
 }
+
+/// Merges whose texts are asked for together.
+const AHEAD: usize = 8;
 
 #[cfg(test)]
 mod tests {
+    use super::super::sentencepiece::{self, Piece};
     use super::*;
     use proptest::prelude::*;
-    use tokenizers::models::bpe::BPE;
+    use tokenizers::models::bpe::{BPE, Vocab};
     use tokenizers::tokenizer::Model;
 
     const TEXTS: [&str; 22] = [
@@ -195,6 +280,14 @@ mod tests {
     ];
     const PAIRS: [(&str, &str); 10] =
         [("b", "c"), ("a", "b"), ("ab", "c"), ("a", "bc"), ("a", "a"), ("aa", "a"), ("c", "a"), ("ca", "b"), ("a", "é"), ("b", "c</w>")];
+
+    fn texts() -> Texts {
+        Texts::of(TEXTS.iter().enumerate().map(|(id, text)| (*text, id as u32))).unwrap()
+    }
+
+    fn listed(continuing_prefix: &str, pairs: &[(&str, &str)]) -> Merges {
+        Merges::listed(resolve(&texts(), continuing_prefix, pairs.iter().copied()).unwrap()).unwrap()
+    }
 
     fn vocab() -> Vocab {
         TEXTS.iter().enumerate().map(|(id, text)| (text.to_string(), id as u32)).collect()
@@ -209,7 +302,7 @@ mod tests {
                 unk: Some(12), fuse_unk: fuse, byte_fallback: fallback, ignore_merges: ignore,
                 continuing_prefix: String::new(), word_end: word_end.clone(),
             };
-            let ours = Bpe::new(vocab(), &resolve(&vocab(), "", order.iter().copied()).unwrap(), options).unwrap();
+            let ours = Bpe::new(texts(), listed("", &order), options);
             let strings = order.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect();
             let mut theirs = BPE::builder().vocab_and_merges(vocab(), strings).cache_capacity(0).unk_token("<unk>".into())
                 .fuse_unk(fuse).byte_fallback(fallback).ignore_merges(ignore);
@@ -223,18 +316,36 @@ mod tests {
         }
     }
 
+    proptest! {
+        /// Scores give the tokens that the list gives which follows from them.
+        #[test]
+        fn scores_are_a_list(word in "[abcé]{0,14}", scores in proptest::collection::vec(-2i8..3, 22), none in 0usize..22) {
+            let score = |id: usize| (id != none).then(|| f32::from(scores[id]) / 2.0);
+            let pieces = TEXTS.iter().enumerate().filter_map(|(id, text)| Some(Piece { id: id as u32, text, score: score(id)? }));
+            let merges = |scored| if scored {
+                let mut texts = Texts::with_capacity(TEXTS.len()).unwrap();
+                TEXTS.iter().for_each(|text| texts.push(text, true).unwrap());
+                Merges::scored(&texts.done(), (0..TEXTS.len()).map(score)).unwrap().unwrap()
+            } else {
+                Merges::listed(sentencepiece::merges(&texts(), pieces.clone()).unwrap()).unwrap()
+            };
+            let of = |scored| Bpe::new(texts(), merges(scored), BpeOptions::default()).tokens(&word);
+            prop_assert_eq!(of(true), of(false));
+        }
+    }
+
     #[test]
     fn prefixes() {
-        let merges = resolve(&vocab(), "##", [("a", "##b"), ("b", "##c")].into_iter()).unwrap();
+        let merges = listed("##", &[("a", "##b"), ("b", "##c")]);
         let options = BpeOptions { continuing_prefix: "##".into(), ..Default::default() };
-        let bpe = Bpe::new(vocab(), &merges, options).unwrap();
+        let bpe = Bpe::new(texts(), merges, options);
         assert_eq!(bpe.tokens("abc"), [3, 17]);
         assert_eq!(bpe.tokens("cab"), [2, 15, 16]);
     }
 
     #[test]
     fn long_words_take_no_quadratic_time() {
-        let bpe = Bpe::new(vocab(), &resolve(&vocab(), "", PAIRS.iter().copied()).unwrap(), BpeOptions::default()).unwrap();
+        let bpe = Bpe::new(texts(), listed("", &PAIRS), BpeOptions::default());
         let start = std::time::Instant::now();
         assert_eq!(bpe.tokens(&"a".repeat(1 << 20)).len(), (1 << 20) / 2);
         assert!(start.elapsed().as_secs() < 60);
@@ -242,7 +353,7 @@ mod tests {
 
     #[test]
     fn merges_outside_the_vocabulary_are_named() {
-        let error = resolve(&vocab(), "", [("a", "b"), ("b", "a")].into_iter()).unwrap_err();
+        let error = resolve(&texts(), "", [("a", "b"), ("b", "a")].into_iter()).unwrap_err();
         assert_eq!((error.kind(), error.offset()), (Kind::CorruptFile, Some(1)));
         assert!(error.message().contains("'ba'"));
     }

@@ -95,6 +95,38 @@ impl DecodeRules {
         Ok(())
     }
 
+    /// Appends the bytes of an ordinary token with this text; the schemes of most models without a detour.
+    pub(super) fn append(&self, text: &str, out: &mut Vec<u8>) {
+        let start = out.len();
+        match self.replace.as_slice() {
+            _ if self.byte_level => {
+                for c in text.chars() {
+                    let Some(byte) = byte_of(c) else {
+                        out.truncate(start);
+                        return out.extend_from_slice(text.as_bytes());
+                    };
+                    out.push(byte);
+                }
+            }
+            [(from, to)] if self.continuing.is_none() && self.word_end.is_none() && !from.is_empty() && !text.starts_with('<') => {
+                let (mut rest, from) = (text.as_bytes(), from.as_bytes());
+                while let Some((&byte, after)) = rest.split_first() {
+                    rest = match rest.strip_prefix(from) {
+                        Some(after) => {
+                            out.extend_from_slice(to.as_bytes());
+                            after
+                        }
+                        None => {
+                            out.push(byte);
+                            after
+                        }
+                    };
+                }
+            }
+            _ => out.extend_from_slice(&self.bytes(text)),
+        }
+    }
+
     /// The bytes of an ordinary token with this text.
     pub(super) fn bytes<'a>(&self, text: &'a str) -> Cow<'a, [u8]> {
         if self.byte_level {
@@ -163,6 +195,9 @@ mod tests {
         ];
         for (rules, text, bytes) in cases {
             assert_eq!(rules.bytes(text).as_ref(), bytes, "{text}");
+            let mut appended = b"x".to_vec();
+            rules.append(text, &mut appended);
+            assert_eq!(appended[1..], *bytes, "{text}");
         }
     }
 

@@ -4,35 +4,36 @@
 //! how text is cut into words. From these the same model is made that the original `tokenizer.json` would give. The
 //! metadata arrives as a plain struct, so this file knows nothing of the file format.
 
-use tokenizers::models::bpe::Vocab;
 use tokenizers::normalizers::{NFC, Prepend, Replace, Sequence};
 use tokenizers::tokenizer::{AddedToken, NormalizerWrapper, PreTokenizerWrapper};
 
-use super::bpe::{self, Bpe, BpeOptions, Merge};
+use super::bpe::{self, Bpe, BpeOptions, Merge, Merges};
 use super::decode_rules::{DecodeRules, fallback_byte};
 use super::pieces::{PieceKind, Pieces};
 use super::pre_tokenizers::{self, Rule};
 use super::sentencepiece::{self, Piece};
+use super::texts::Texts;
 use super::tokenizer::{Names, Parts, Tokenizer, Words, sorted};
 use crate::error::{self, Error, Kind, Result};
 use crate::{bail, ensure};
+use std::borrow::Cow;
 
 /// What `tokenizer.*` keys of a GGUF file say; the field names are the keys. Ids are wide, so that any number a file can
 /// hold arrives here and is judged here.
 #[derive(Clone, Debug, Default)]
-pub struct GgufVocab {
+pub struct GgufVocab<'a> {
     /// `tokenizer.ggml.model`: `gpt2`, `llama`, `gemma4`.
     pub model: String,
     /// `tokenizer.ggml.pre`; empty when missing.
     pub pre: String,
     /// `tokenizer.ggml.tokens`.
-    pub tokens: Vec<String>,
+    pub tokens: Vec<Cow<'a, str>>,
     /// `tokenizer.ggml.scores`.
     pub scores: Option<Vec<f32>>,
     /// `tokenizer.ggml.token_type`.
     pub types: Option<Vec<i32>>,
     /// `tokenizer.ggml.merges`, each two texts with a space between.
-    pub merges: Vec<String>,
+    pub merges: Vec<Cow<'a, str>>,
     /// `tokenizer.ggml.bos_token_id`.
     pub bos: Option<i64>,
     /// `tokenizer.ggml.eos_token_id`.
@@ -81,34 +82,42 @@ struct Scheme {
     add_bos: bool,
 }
 
-pub(super) fn build(vocab: GgufVocab) -> Result<Tokenizer> {
+pub(super) fn build(vocab: GgufVocab<'_>) -> Result<Tokenizer> {
     check_lengths(&vocab)?;
     let scheme = scheme(&vocab)?;
     let names = names(&vocab)?;
     let types = types(&vocab);
+    let sentencepiece = scheme.byte_fallback;
+    let mut texts = Texts::with_capacity(vocab.tokens.len())?;
 
     let mut added: Vec<(u32, AddedToken)> = Vec::new();
     let mut pieces = Pieces::with_capacity(vocab.tokens.len())?;
-    for (id, (text, &kind)) in vocab.tokens.iter().zip(&types).enumerate() {
+    for (id, (text, &kind)) in vocab.tokens.iter().zip(types.iter()).enumerate() {
         let special = is_special(kind);
         match kind {
             token_type::UNUSED => pieces.push(PieceKind::Hole, &[])?,
             _ if special => pieces.push(PieceKind::Special, text.as_bytes())?,
             // SentencePiece writes a blank as U+2581, but a GGUF file has it as a blank in these.
             token_type::USER_DEFINED => pieces.push(PieceKind::Text, text.replace('\u{2581}', " ").as_bytes())?,
-            _ => pieces.push(PieceKind::Text, &scheme.rules.bytes(text))?,
+            _ => pieces.push_with(PieceKind::Text, |bytes| scheme.rules.append(text, bytes))?,
         }
         if (special || kind == token_type::USER_DEFINED) && !text.is_empty() {
-            let written = if scheme.byte_fallback { text.replace(' ', "\u{2581}") } else { text.clone() };
+            let written = if sentencepiece { text.replace(' ', "\u{2581}") } else { text.to_string() };
             added.push((id as u32, AddedToken::from(written, special).normalized(false)));
         }
+        let own =
+            if sentencepiece && kind == token_type::USER_DEFINED { text.replace(' ', "\u{2581}").into() } else { Cow::Borrowed(&**text) };
+        // Byte-level words never merge into a control token; leaving those out keeps `ignore_merges` from finding one.
+        let known = kind != token_type::UNUSED && !text.is_empty() && (sentencepiece || kind != token_type::CONTROL);
+        texts.push(if known { &own } else { "" }, known)?;
     }
 
     let affix = |wanted: bool, id: Option<i32>| if wanted { id.map(|id| id as u32).into_iter().collect() } else { Vec::new() };
     let prefix = affix(vocab.add_bos.unwrap_or(scheme.add_bos), names.bos);
     let suffix = affix(vocab.add_eos.unwrap_or(false), names.eos);
     let strip_start = scheme.rules.strip_start;
-    let (texts, merges) = vocabulary(vocab, &types, scheme.byte_fallback)?;
+    let texts = texts.done();
+    let merges = merges(&vocab, &types, &texts)?;
     let options = BpeOptions {
         unk: names.unk.filter(|_| scheme.byte_fallback).map(|id| id as u32),
         fuse_unk: scheme.byte_fallback,
@@ -117,7 +126,7 @@ pub(super) fn build(vocab: GgufVocab) -> Result<Tokenizer> {
         ..Default::default()
     };
     Tokenizer::assemble(Parts {
-        words: Words::Bpe(Bpe::new(texts, &merges, options)?),
+        words: Words::Bpe(Bpe::new(texts, merges, options)),
         normalizer: scheme.normalizer,
         expansion: 3,
         pre_tokenizer: scheme.pre_tokenizer,
@@ -130,7 +139,7 @@ pub(super) fn build(vocab: GgufVocab) -> Result<Tokenizer> {
     })
 }
 
-fn check_lengths(vocab: &GgufVocab) -> Result<()> {
+fn check_lengths(vocab: &GgufVocab<'_>) -> Result<()> {
     let count = vocab.tokens.len();
     ensure!(count > 0, CorruptFile, "tokenizer.ggml.tokens is missing or empty");
     ensure!(count <= 1 << 24, TooLarge, "tokenizer.ggml.tokens has {count} entries; at most {} are supported", 1 << 24);
@@ -143,7 +152,7 @@ fn check_lengths(vocab: &GgufVocab) -> Result<()> {
     Ok(())
 }
 
-fn scheme(vocab: &GgufVocab) -> Result<Scheme> {
+fn scheme(vocab: &GgufVocab<'_>) -> Result<Scheme> {
     match vocab.model.as_str() {
         "gpt2" => byte_level_scheme(&pre_tokenizers::rule(&vocab.pre)?),
         "llama" => {
@@ -184,12 +193,12 @@ fn sentencepiece_scheme(space_prefix: bool) -> Result<Scheme> {
 }
 
 /// Types, or what the texts suggest when the file has none.
-fn types(vocab: &GgufVocab) -> Vec<i32> {
+fn types<'a>(vocab: &'a GgufVocab<'_>) -> Cow<'a, [i32]> {
     if let Some(types) = &vocab.types {
-        return types.clone();
+        return Cow::Borrowed(types);
     }
     let named = |id: usize| [vocab.bos, vocab.eos, vocab.eot, vocab.eom, vocab.pad].contains(&Some(id as i64));
-    let kind = |(id, text): (usize, &String)| match () {
+    let kind = |(id, text): (usize, &Cow<'_, str>)| match () {
         _ if vocab.unk == Some(id as i64) => token_type::UNKNOWN,
         _ if named(id) => token_type::CONTROL,
         _ if vocab.model != "gpt2" && fallback_byte(text).is_some() => token_type::BYTE,
@@ -202,7 +211,7 @@ fn is_special(kind: i32) -> bool {
     kind == token_type::UNKNOWN || kind == token_type::CONTROL
 }
 
-fn names(vocab: &GgufVocab) -> Result<Names> {
+fn names(vocab: &GgufVocab<'_>) -> Result<Names> {
     let id = |key: &str, id: Option<i64>| -> Result<Option<i32>> {
         let Some(id) = id else { return Ok(None) };
         if id < 0 || id >= vocab.tokens.len() as i64 {
@@ -212,9 +221,9 @@ fn names(vocab: &GgufVocab) -> Result<Names> {
         Ok(Some(id as i32))
     };
     let (eos, eot, eom) = (id("eos", vocab.eos)?, id("eot", vocab.eot)?, id("eom", vocab.eom)?);
-    let turn_end = |(at, text): (usize, &String)| {
+    let turn_end = |(at, text): (usize, &Cow<'_, str>)| {
         let control = vocab.types.as_ref().is_some_and(|types| types[at] == token_type::CONTROL);
-        (control && TURN_ENDS.contains(&text.as_str())).then_some(at as i32)
+        (control && TURN_ENDS.contains(&&**text)).then_some(at as i32)
     };
     let mut ends: Vec<i32> = vocab.tokens.iter().enumerate().filter_map(turn_end).collect();
     ends.extend([eos, eot, eom].into_iter().flatten());
@@ -230,19 +239,9 @@ fn names(vocab: &GgufVocab) -> Result<Names> {
     })
 }
 
-/// The model's own vocabulary and merges.
-fn vocabulary(vocab: GgufVocab, types: &[i32], sentencepiece: bool) -> Result<(Vocab, Vec<Merge>)> {
-    let mut texts = Vocab::with_capacity(vocab.tokens.len());
-    let mut own: Vec<String> = error::vec_with_capacity(vocab.tokens.len(), "vocabulary")?;
-    for (id, (text, &kind)) in vocab.tokens.into_iter().zip(types).enumerate() {
-        let text = if sentencepiece && kind == token_type::USER_DEFINED { text.replace(' ', "\u{2581}") } else { text };
-        // Byte-level words never merge into a control token; leaving those out keeps `ignore_merges` from finding one.
-        if kind != token_type::UNUSED && !text.is_empty() && (sentencepiece || kind != token_type::CONTROL) {
-            texts.insert(text.clone(), id as u32);
-        }
-        own.push(text);
-    }
-    let merges = match vocab.scores {
+/// What the model merges.
+fn merges(vocab: &GgufVocab<'_>, types: &[i32], texts: &Texts) -> Result<Merges> {
+    match &vocab.scores {
         Some(scores) if vocab.model == "llama" => {
             // A piece that a person added always wins in SentencePiece; the file's score for it says nothing.
             let score = |at: usize| match types[at] {
@@ -250,15 +249,18 @@ fn vocabulary(vocab: GgufVocab, types: &[i32], sentencepiece: bool) -> Result<(V
                 token_type::USER_DEFINED => Some(0.0),
                 _ => None,
             };
-            let pieces = own.iter().enumerate().filter_map(|(at, text)| Some(Piece { id: at as u32, text, score: score(at)? }));
-            sentencepiece::merges(&texts, pieces)?
+            if let Some(scored) = Merges::scored(texts, (0..types.len()).map(score))? {
+                return Ok(scored);
+            }
+            let text = |at: usize| std::str::from_utf8(texts.text(at as u32)).unwrap_or_default();
+            let pieces = (0..types.len()).filter_map(|at| Some(Piece { id: at as u32, text: text(at), score: score(at)? }));
+            Merges::listed(sentencepiece::merges(texts, pieces)?)
         }
-        _ => listed_merges(&texts, &vocab.merges)?,
-    };
-    Ok((texts, merges))
+        _ => Merges::listed(listed_merges(texts, &vocab.merges)?),
+    }
 }
 
-fn listed_merges(vocab: &Vocab, lines: &[String]) -> Result<Vec<Merge>> {
+fn listed_merges(vocab: &Texts, lines: &[Cow<'_, str>]) -> Result<Vec<Merge>> {
     let mut pairs = error::vec_with_capacity(lines.len(), "merges")?;
     for (at, line) in lines.iter().enumerate() {
         // A blank can be the first character of a part in raw vocabularies, so the cut is at the first blank after it.
@@ -275,11 +277,11 @@ fn listed_merges(vocab: &Vocab, lines: &[String]) -> Result<Vec<Merge>> {
 mod tests {
     use super::*;
 
-    fn small() -> GgufVocab {
+    fn small() -> GgufVocab<'static> {
         let tokens = ["<unk>", "<s>", "</s>", "<0x41>", "▁", "a", "b", "ab", "▁ab", "  "];
         GgufVocab {
             model: "llama".into(),
-            tokens: tokens.map(String::from).to_vec(),
+            tokens: tokens.map(Cow::from).to_vec(),
             scores: Some(vec![0.0, 0.0, 0.0, 0.0, -4.0, -5.0, -6.0, -1.0, -2.0, -1000.0]),
             types: Some(vec![2, 3, 3, 6, 1, 1, 1, 1, 1, 4]),
             bos: Some(1),

@@ -19,6 +19,7 @@ use super::bpe::{self, Bpe, BpeOptions};
 use super::decode_rules::DecodeRules;
 use super::files::Files;
 use super::pieces::{PieceKind, Pieces};
+use super::texts::Texts;
 use super::tokenizer::{Names, Parts, Tokenizer, Words, affixes, sorted};
 use crate::error::{Context, Error, Kind, Result};
 use crate::{bail, ensure};
@@ -260,9 +261,10 @@ fn words(file: ModelFile) -> Result<Words> {
             };
             let listed = file.merges.unwrap_or_default();
             let pairs = listed.iter().map(|Merge(left, right)| (left.as_str(), right.as_str()));
+            let vocab = Texts::of(vocab.iter().map(|(text, &id)| (text.as_str(), id)))?;
             let merges = bpe::resolve(&vocab, &options.continuing_prefix, pairs)
                 .map_err(|e| e.context("tokenizer.json: model.merges").named("model.merges"))?;
-            Ok(Words::Bpe(Bpe::new(vocab, &merges, options)?))
+            Ok(Words::Bpe(Bpe::new(vocab, bpe::Merges::listed(merges)?, options)))
         }
         ("WordPiece", VocabFile::Map(vocab)) => {
             let unk = file.unk_token.unwrap_or_else(|| "[UNK]".to_string());

@@ -21,6 +21,7 @@ mod sentencepiece;
 mod stream;
 mod template;
 mod template_source;
+mod texts;
 mod tokenizer;
 
 #[cfg(test)]

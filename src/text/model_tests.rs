@@ -230,13 +230,13 @@ fn as_map(value: &Value) -> HashMap<String, Value> {
     value.as_object().unwrap().iter().map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-fn vocab(metadata: &HashMap<String, Value>) -> GgufVocab {
+fn vocab(metadata: &HashMap<String, Value>) -> GgufVocab<'static> {
     let get = |key: &str| metadata.get(&format!("tokenizer.ggml.{key}"));
     let text = |key: &str| get(key).and_then(Value::as_str).unwrap_or_default().to_string();
     let id = |key: &str| get(&format!("{key}_token_id")).and_then(Value::as_i64);
     let flag = |key: &str| get(key).and_then(Value::as_bool);
     let list = |key: &str| get(key).and_then(Value::as_array);
-    let texts = |key: &str| list(key).into_iter().flatten().map(|v| v.as_str().unwrap().to_string()).collect();
+    let texts = |key: &str| list(key).into_iter().flatten().map(|v| v.as_str().unwrap().to_string().into()).collect();
     GgufVocab {
         model: text("model"),
         pre: text("pre"),

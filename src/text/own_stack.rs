@@ -7,9 +7,13 @@
 use crate::bail;
 use crate::error::{Error, Kind, Result, ensure_memory};
 use crate::runtime;
+use std::thread::JoinHandle;
 
 /// Enough for loading: JSON is at most 128 deep, regular expressions at most 250.
 pub(super) const LOAD_STACK: usize = 8 << 20;
+
+/// Enough for work that takes such a stack where it needs one.
+const BESIDE_STACK: usize = 1 << 20;
 
 /// Runs `work` on a fresh stack of `bytes` bytes, in the caller's runtime. Pages that are not touched cost nothing. When memory ran
 /// short, what was made is given up.
@@ -20,22 +24,54 @@ pub(crate) fn run<T: Send>(bytes: usize, what: &str, work: impl FnOnce() -> Resu
         let result = work();
         (result, runtime::ran_short())
     };
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("metrale-text".into()).stack_size(bytes).spawn_scoped(scope, work);
-        let Ok(thread) = thread else {
-            return Err(Error::new(Kind::OutOfMemory, format!("{what}: no thread with a stack of {bytes} bytes could be started"))
-                .sizes(bytes as u64, 0));
-        };
-        match thread.join() {
-            Ok((result, short)) => {
-                runtime::set_short(short || runtime::ran_short());
-                let result = result?;
-                ensure_memory(what)?;
-                Ok(result)
-            }
-            Err(payload) => bail!(Internal, "{what}: {}", panic_text(payload.as_ref())),
+    match runtime::run_on_stack("metrale-text", bytes, work) {
+        Some(Ok((result, short))) => {
+            runtime::set_short(short || runtime::ran_short());
+            let result = result?;
+            ensure_memory(what)?;
+            Ok(result)
         }
-    })
+        Some(Err(payload)) => bail!(Internal, "{what}: {}", panic_text(payload.as_ref())),
+        None => Err(Error::new(Kind::OutOfMemory, format!("{what}: no thread with a stack of {bytes} bytes could be started"))
+            .sizes(bytes as u64, 0)),
+    }
+}
+
+/// Work that another thread does meanwhile, in the runtime of whoever started it. Dropping waits for it.
+pub(crate) struct Beside<T>(Option<JoinHandle<(T, bool)>>);
+
+impl<T: Send + 'static> Beside<T> {
+    /// Starts `work`.
+    pub(crate) fn start(what: &str, work: impl FnOnce() -> T + Send + 'static) -> Result<Beside<T>> {
+        let runtime = runtime::current();
+        let work = move || {
+            let _scope = runtime::enter(runtime);
+            (work(), runtime::ran_short())
+        };
+        match std::thread::Builder::new().name("metrale-load".into()).stack_size(BESIDE_STACK).spawn(work) {
+            Ok(thread) => Ok(Beside(Some(thread))),
+            Err(_) => bail!(OutOfMemory, "{what}: no thread with a stack of {BESIDE_STACK} bytes could be started"),
+        }
+    }
+
+    /// What it made.
+    pub(crate) fn join(mut self, what: &str) -> Result<T> {
+        match self.0.take().map(JoinHandle::join) {
+            Some(Ok((made, short))) => {
+                runtime::set_short(short || runtime::ran_short());
+                Ok(made)
+            }
+            Some(Err(payload)) => bail!(Internal, "{what}: {}", panic_text(payload.as_ref())),
+            None => bail!(Internal, "{what}: was waited for before"),
+        }
+    }
+}
+
+impl<T> Drop for Beside<T> {
+    fn drop(&mut self) {
+        // What it made, or why it did not, is wanted by nobody.
+        self.0.take().map(JoinHandle::join);
+    }
 }
 
 /// Runs `work` here and turns a panic into an error. For short work in a dependency that should not panic.

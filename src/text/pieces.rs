@@ -38,11 +38,16 @@ impl Pieces {
 
     /// Appends the next id.
     pub(super) fn push(&mut self, kind: PieceKind, bytes: &[u8]) -> Result<()> {
-        let end = self.bytes.len() + bytes.len();
+        self.push_with(kind, |all| all.extend_from_slice(bytes))
+    }
+
+    /// Appends the next id, whose bytes `add` puts behind those that are there.
+    pub(super) fn push_with(&mut self, kind: PieceKind, add: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
+        add(&mut self.bytes);
+        let end = self.bytes.len();
         let Ok(end) = u32::try_from(end) else {
             return Err(Error::new(Kind::TooLarge, format!("the tokens' texts together pass {} bytes", u32::MAX)));
         };
-        self.bytes.extend_from_slice(bytes);
         self.ends.push(end);
         self.kinds.push(kind);
         Ok(())

@@ -5,9 +5,8 @@
 //! Among equal scores the order is the one that published conversions use: longer left part first, then longer right part,
 //! then the order of ids.
 
-use tokenizers::models::bpe::Vocab;
-
 use super::bpe::Merge;
+use super::texts::Texts;
 use crate::error::{self, Result};
 
 /// A piece that merges may produce.
@@ -25,15 +24,15 @@ struct Cut {
 }
 
 /// The merges of `pieces` (in order of id), whose halves must be in `vocab`.
-pub(super) fn merges<'a>(vocab: &Vocab, pieces: impl Iterator<Item = Piece<'a>>) -> Result<Vec<Merge>> {
+pub(super) fn merges<'a>(vocab: &Texts, pieces: impl Iterator<Item = Piece<'a>>) -> Result<Vec<Merge>> {
     let mut cuts: Vec<Cut> = Vec::new();
     for piece in pieces {
         let first = cuts.len();
         let chars = piece.text.chars().count() as u32;
         for (number, (at, _)) in piece.text.char_indices().enumerate().skip(1) {
             let (left, right) = piece.text.split_at(at);
-            let Some(&left) = vocab.get(left) else { continue };
-            let Some(&right) = vocab.get(right) else { continue };
+            let Some(left) = vocab.get(left) else { continue };
+            let Some(right) = vocab.get(right) else { continue };
             let left_chars = number as u32;
             let merge = Merge { left, right, merged: piece.id };
             cuts.push(Cut { score: piece.score, left_chars, right_chars: chars - left_chars, merge });
@@ -53,7 +52,7 @@ mod tests {
     #[test]
     fn best_score_first_then_longer_left() {
         let texts = ["a", "b", "c", "ab", "bc", "abc"];
-        let vocab: Vocab = texts.iter().enumerate().map(|(id, text)| (text.to_string(), id as u32)).collect();
+        let vocab = Texts::of(texts.iter().enumerate().map(|(id, text)| (*text, id as u32))).unwrap();
         let scores = [0.0, 0.0, 0.0, -2.0, -1.0, -1.5];
         let pieces = texts.iter().zip(scores).enumerate().map(|(id, (text, score))| Piece { id: id as u32, text, score });
         let expected = [(1, 2, 4), (3, 2, 5), (0, 4, 5), (0, 1, 3)].map(|(left, right, merged)| Merge { left, right, merged });

@@ -118,7 +118,7 @@ impl Tokenizer {
     }
 
     /// From the vocabulary in the metadata of a GGUF file.
-    pub fn from_gguf(vocab: GgufVocab) -> Result<Tokenizer> {
+    pub fn from_gguf(vocab: GgufVocab<'_>) -> Result<Tokenizer> {
         tokenizers::utils::parallelism::set_parallelism(false);
         own_stack::run(own_stack::LOAD_STACK, "GGUF vocabulary", || gguf::build(vocab))
     }

@@ -1,13 +1,13 @@
 /* Every exported function with the kinds of its arguments, one letter each, so that tests can make arguments up:
  *
- *   M model   S sequence   A sampler   X text stream   E error   Y source   Z load   D grammar       handles
+ *   M model   S sequence   A sampler   X text stream   E error   Y source   Z load   D grammar   U runtime       handles
  *   L handles of sequences           t tokens   s text   r chat request   B saved state   g stages   P path   K key   read
  *   n how many of the pointer before (the function must refuse a size before it reads), N as n, but all would be read
  *   J H O v source of a grammar: JSON schema, GBNF, Lark, regular expression                             read
- *   b bytes of a file   h function that reads   j hook of a sampler   u what they are called with        read later
- *   o buffer   c its capacity   z place for a number or pointer   I F W R G 1 2 structs to fill          written
- *   m q a x y w p place for a new model, sequence, sampler, text stream, source, load, grammar    e place for the error
- *   l T Q V C options of a load, text stream, sequence, beam search, embedding
+ *   b bytes of a file   h function that reads   j hook of a sampler   3 function for log records   u what they are called with   read later
+ *   o buffer   c its capacity   z place for a number or pointer   I F W R G 1 2 5 7 structs to fill        written
+ *   m q a x y w p 6 place for a new model, sequence, sampler, text stream, source, load, grammar, runtime   e place for the error
+ *   l T Q V C 4 options of a load, text stream, sequence, beam search, embedding, runtime
  *   d i f k a number: 64 bits, a token, flags, a file descriptor
  */
 #ifndef FAULTS_H
@@ -49,6 +49,18 @@ VALUE(error_wanted, H(0, metrale_error), P(1))
 VALUE(error_available, H(0, metrale_error), P(1))
 VALUE(error_retry, H(0, metrale_error))
 NOTHING(error_free, H(0, metrale_error))
+STATUS(runtime_new, P(0), P(1), P(2))
+NOTHING(runtime_free, H(0, metrale_runtime))
+STATUS(runtime_memory, H(0, metrale_runtime), P(1), P(2))
+STATUS(runtime_trim, H(0, metrale_runtime), P(1))
+STATUS(runtime_run_worker, H(0, metrale_runtime), P(1))
+STATUS(runtime_release_workers, H(0, metrale_runtime), P(1))
+static int64_t call_device_count(const uintptr_t *a) { (void)a; return metrale_device_count() != 1; }
+STATUS(device_info, a[0], P(1), P(2))
+static void ignore_record(void *user, uint32_t level, metrale_status status, const uint8_t *text, size_t len) {
+    (void)user, (void)level, (void)status, (void)text, (void)len;
+}
+STATUS(runtime_log_set, H(0, metrale_runtime), (uint32_t)a[1], a[2] ? ignore_record : NULL, P(3), P(4))
 STATUS(model_probe, P(0), P(1), a[2], P(3), P(4))
 STATUS(plan, P(0), P(1), a[2], P(3), P(4))
 STATUS(load, P(0), P(1), P(2), P(3))
@@ -143,7 +155,9 @@ static const struct function FUNCTIONS[] = {
     F(source_probe, "Yocze", 1),   F(source_plan, "YldFe", 1),   F(load_step_bytes, "ZdGme", 1),
     F(sampler_set_hook, "Ajue", 1), F(grammar_json_schema, "MJnpe", 1),
     F(grammar_gbnf, "MHnpe", 1),   F(grammar_lark, "MOnpe", 1),  F(grammar_regex, "Mvnpe", 1),   F(grammar_free, "D", 0),
-    F(seq_grammar, "SDe", 1),
+    F(seq_grammar, "SDe", 1),      F(runtime_new, "46e", 1),      F(runtime_free, "U", 0),      F(runtime_memory, "U5e", 1),
+    F(runtime_trim, "Ue", 1),      F(runtime_log_set, "Uf3ue", 1), F(runtime_run_worker, "Ue", 1),
+    F(runtime_release_workers, "Ue", 1), F(device_count, "", 0), F(device_info, "f7e", 1),
 };
 enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof FUNCTIONS[0] };
 

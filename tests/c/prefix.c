@@ -100,6 +100,33 @@ static void a_budget_is_kept(void) {
     metrale_free(model);
 }
 
+/* A runtime's trim forgets prompts; sequences that took them up go on. */
+static void trimming_forgets(void) {
+    metrale_runtime *runtime = NULL;
+    OK(metrale_runtime_new(NULL, &runtime, &err));
+    metrale_load_options options = {0};
+    options.struct_size = sizeof options;
+    options.threads = 2;
+    options.prefix_bytes = 1 << 22;
+    options.runtime = runtime;
+    metrale_model *model = NULL;
+    OK(metrale_load(path, &options, &model, &err));
+    metrale_seq *first = new_seq(model, NULL), *second = new_seq(model, NULL), *third = new_seq(model, NULL);
+    OK(metrale_prefill(first, prompt, LONG, &err));
+    metrale_seq_free(first);
+    OK(metrale_prefill(second, prompt, LONG, &err));
+    CHECK(stats_of(second).reused > 0 && counts_of(model).prefix_entries > 0);
+    OK(metrale_runtime_trim(runtime, &err));
+    CHECK(counts_of(model).prefix_entries == 0 && counts_of(model).prefix_bytes == 0);
+    OK(metrale_prefill(third, prompt, LONG, &err));
+    CHECK(stats_of(third).reused == 0);
+    same_row(second, third);
+    metrale_seq_free(second);
+    metrale_seq_free(third);
+    metrale_free(model);
+    metrale_runtime_free(runtime);
+}
+
 static void forks_share_bytes(void) {
     metrale_model *model = load_with(0);
     metrale_seq *seq = new_seq(model, NULL), *fork = NULL;
@@ -200,6 +227,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < LONG; i++) prompt[i] = i == 0 ? 1 : 259 + i * 37 % 200;
     prompts_that_begin_alike_are_computed_once();
     a_budget_is_kept();
+    trimming_forgets();
     forks_share_bytes();
     the_middle_goes();
     fingerprints_tell_models_apart();

@@ -1,5 +1,7 @@
 /* A host thread with 64 KiB of stack is enough for everything: files and folders, text, templates, grammars, work, state, errors. */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include "check.h"
 
 #include <libgen.h>

@@ -16,6 +16,20 @@ static void layout(void) {
     AT(metrale_load_options, user, 40);
     AT(metrale_load_options, synthetic, 48);
     AT(metrale_load_options, synthetic_seed, 56);
+    AT(metrale_load_options, runtime, 64);
+    AT(metrale_load_options, memory, 72);
+    AT(metrale_load_options, expert_bytes, 80);
+    AT(metrale_load_options, precision, 88);
+    AT(metrale_runtime_options, flags, 8);
+    AT(metrale_runtime_options, alloc, 16);
+    AT(metrale_runtime_options, free, 24);
+    AT(metrale_runtime_options, alloc_user, 32);
+    AT(metrale_runtime_options, memory_cap, 40);
+    AT(metrale_runtime_options, log, 48);
+    AT(metrale_runtime_options, log_user, 56);
+    AT(metrale_runtime_options, log_level, 64);
+    AT(metrale_memory_usage, live, 8);
+    AT(metrale_memory_usage, other, 48);
     AT(metrale_load_progress, done_bytes, 8);
     AT(metrale_load_progress, total_bytes, 16);
     AT(metrale_load_progress, phase, 24);
@@ -37,7 +51,9 @@ static void layout(void) {
     AT(metrale_text_piece, first_token, 24);
     AT(metrale_text_piece, end_token, 32);
     AT(metrale_text_piece, stop, 40);
-    AT(metrale_sampler_stage, reserved, 16);
+    AT(metrale_sampler_stage, second, 16);
+    AT(metrale_sampler_stage, length, 20);
+    AT(metrale_sampler_stage, reserved, 24);
     CHECK(sizeof(metrale_sampler_stage) == 32);
     CHECK(sizeof(metrale_token) == 4 && sizeof(metrale_status) == 4);
 }
@@ -52,7 +68,7 @@ static void load_options_of_all_ages(void) {
         memset(&newer, 0, sizeof newer);
         newer.known.struct_size = size;
         newer.known.threads = 1;
-        if (size < sizeof newer.known) newer.known.synthetic_seed = 1; /* beyond the host's struct: not looked at */
+        if (size <= offsetof(metrale_load_options, precision)) newer.known.precision = "no rule"; /* beyond the host's struct: not looked at */
         if (size < 24) newer.known.flags = size < 16 ? 1 : 0;
         OK(metrale_load(path, &newer.known, &model, &err));
         metrale_free(model);

@@ -1,5 +1,6 @@
 /* A plugin's life: the library is opened by name, used, closed and opened again, a hundred times. It stays resident, so that
  * nothing crashes whatever was left unfreed: live handles, a model's workers, threads that used it and end afterwards. The second argument is the library's path, a third asks for a quick run. */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
@@ -22,6 +23,15 @@ static void *symbol(const char *name) {
         exit(1);
     }
     return found;
+}
+
+static size_t thread_count(void) {
+    size_t count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    if (tasks == NULL) return 1;
+    for (struct dirent *task; (task = readdir(tasks)) != NULL;) count += task->d_name[0] != '.';
+    closedir(tasks);
+    return count;
 }
 
 static int use(const char *path, int leave_all) {
@@ -59,6 +69,10 @@ int main(int argc, char **argv) {
         library = dlopen(argv[2], RTLD_NOW | RTLD_LOCAL);
         if (library == NULL) {
             fprintf(stderr, "%s\n", dlerror());
+            return 1;
+        }
+        if (round == 0 && thread_count() != 1) {
+            fprintf(stderr, "%zu threads after the library was opened\n", thread_count());
             return 1;
         }
         pthread_t thread;

@@ -61,7 +61,7 @@ impl Op for Given {
         self.fill(frame);
     }
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
-        if turn.worker.index() == 0 {
+        if turn.worker.is_leader() {
             self.fill(frame);
         }
     }
@@ -120,7 +120,7 @@ pub fn compare(
     let output = record(&mut Bench { t: &mut tape, seed: 1 }, &ids);
     let mut circuit = tape.finish(output).unwrap_or_else(|e| panic!("{name}: {e}"));
     lower(&mut circuit, &|_| Needs { f32: !layout.is_integer(), q8: layout.is_integer() });
-    let program = Program::new(circuit, 64, 4, &[]).unwrap();
+    let mut program = Program::new(circuit, 64, 4, &[]).unwrap();
     let pool = Pool::new(3).unwrap();
     let mut workspaces = [0, 1].map(|_| Workspace::new(program.workspace_bytes()).unwrap());
     let pools: Vec<_> = d.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), 256)).collect();

@@ -248,7 +248,7 @@ fn both_forms_of_latent_attention_agree() {
             let output = Mixer::record(&layer, &mut tape, x, &tables);
             let mut circuit = tape.finish(output).unwrap();
             lower(&mut circuit, &|_| Needs { f32: true, q8: false });
-            let program = Program::new(circuit, 64, 1, &[]).unwrap();
+            let mut program = Program::new(circuit, 64, 1, &[]).unwrap();
             let mut workspace = Workspace::new(program.workspace_bytes()).unwrap();
             let mut pages: Vec<LayerPages> =
                 d.kv.iter().map(|s| LayerPages::new(&PagePool::new(s.page_bytes(), 64), 64).unwrap()).collect();

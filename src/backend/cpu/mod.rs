@@ -6,15 +6,27 @@
 
 pub mod activations;
 pub mod arena;
-mod barrier;
+pub mod crew;
+pub mod device;
 pub mod flush;
+mod meeting;
 pub mod pack;
+pub mod parallel_for;
 pub mod pause;
 pub mod pool;
+mod post;
+mod processors;
 pub mod simd;
+mod wait;
+mod worker;
 
 pub use activations::{Activations, Epilogue, Q8Block};
 pub use arena::Buffer;
+pub use crew::Crew;
 pub use pack::{CodeRow, Layout, Packed};
-pub use pool::{Pool, Worker, available_threads};
+pub use parallel_for::{ParallelFor, attend};
+pub use pool::{Pool, Team, Worker};
+pub use processors::available_threads;
 pub use simd::{Table, table, tables};
+
+pub(crate) use wait::lock_unless;

@@ -256,6 +256,11 @@ fn common_gain(row: &CodeRow<'_>) -> f32 {
     if !largest.is_normal() {
         return 1.0; // Zeros, or something not finite that is to stay visible.
     }
+    gain_of(largest)
+}
+
+/// The power of two by which a row's largest factor, a normal number, fits f16 with all its bits.
+pub(super) fn gain_of(largest: f32) -> f32 {
     // The largest value lands in 2^14..2^15, the top of f16's range with room for rounding up.
     let exponent = (largest.to_bits() >> 23) as i32 - 127 - 14;
     f32::from_bits(((exponent.clamp(-126, 127) + 127) as u32) << 23)

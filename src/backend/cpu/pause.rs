@@ -1,11 +1,10 @@
 //! When a run should leave off: an alarm somebody rang, or a deadline that has passed.
 //!
-//! Every worker looks after each piece of work. The first to notice writes down in which section (the stretch between two
-//! barriers) it happened, and all workers leave at that section's barrier, each remembering its own place. Noting the
-//! section is what makes them agree: a worker that is already one barrier further cannot be mistaken for one that leaves here.
+//! Every participant looks after each piece of work. The first to notice tells the others through a flag; helpers then leave, and
+//! the leader remembers its place and ends the run.
 
-use super::barrier::Padded;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use super::wait::Padded;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// What may make a run leave off.
@@ -38,19 +37,17 @@ impl<'a> Control<'a> {
 pub struct Pause<'a> {
     control: Control<'a>,
     due: Padded<AtomicBool>,
-    /// The section at whose end all leave; sections count from 1.
-    section: AtomicUsize,
 }
 
 impl<'a> Pause<'a> {
     /// Not due yet.
     pub fn new(control: Control<'a>) -> Pause<'a> {
-        Pause { control, due: Padded::default(), section: AtomicUsize::new(0) }
+        Pause { control, due: Padded::default() }
     }
 
-    /// Whether this worker should finish its piece and leave.
+    /// Whether this participant should leave, now that its piece is done.
     pub fn due(&self) -> bool {
-        if self.due.0.load(Ordering::Relaxed) {
+        if self.is_noticed() {
             return true;
         }
         let due = self.control.due();
@@ -60,13 +57,8 @@ impl<'a> Pause<'a> {
         due
     }
 
-    /// Notes, before its barrier, that all leave at the end of `section`.
-    pub fn leave(&self, section: usize) {
-        self.section.store(section, Ordering::Relaxed);
-    }
-
-    /// After the barrier at the end of `section`: whether all leave here.
-    pub fn left(&self, section: usize) -> bool {
-        self.section.load(Ordering::Relaxed) == section
+    /// Whether some participant has found it due.
+    pub fn is_noticed(&self) -> bool {
+        self.due.0.load(Ordering::Relaxed)
     }
 }

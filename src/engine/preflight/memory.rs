@@ -1,12 +1,13 @@
 //! Whether a planned model fits: against the host's cap, or against what the machine has free.
 
+use crate::backend::cpu::device;
 use crate::engine::plan::Plan;
 use crate::error::{Error, Kind, Result};
 
 /// Refuses a plan that does not fit, and says which context would. `cap` of 0 takes what the machine has free.
 pub(crate) fn check(plan: &Plan, context: usize, cap: u64) -> Result<()> {
     let (limit, whose) = match cap {
-        0 => match available() {
+        0 => match device::memory().1 {
             Some(bytes) => (bytes, "are free on this machine"),
             None => return Ok(()),
         },
@@ -39,20 +40,6 @@ pub(crate) fn check(plan: &Plan, context: usize, cap: u64) -> Result<()> {
     Err(Error::new(Kind::OutOfMemory, text).named("memory").sizes(total, limit))
 }
 
-/// Bytes this process may still take, as far as the system says.
-fn available() -> Option<u64> {
-    let free = std::fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(mem_available)?;
-    // A container may allow less than the machine has.
-    let allowed = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
-    Some(free.min(allowed.unwrap_or(u64::MAX)))
-}
-
-/// `MemAvailable` of `/proc/meminfo`, which counts pages of files that can be given up.
-fn mem_available(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 /// Bytes for people.
 fn size(bytes: u64) -> String {
     match bytes {
@@ -75,11 +62,5 @@ mod tests {
         assert!(e.message().contains("context of 50 tokens it fits"), "{e}");
         assert!(check(&plan, 100, 700).unwrap_err().message().contains("smaller"));
         assert!(check(&Plan { weights: u64::MAX, kv: u64::MAX, ..plan }, 100, 1200).is_err());
-    }
-
-    #[test]
-    fn meminfo_is_read_in_bytes() {
-        assert_eq!(mem_available("MemTotal: 9 kB\nMemAvailable:   24 kB\n"), Some(24 * 1024));
-        assert_eq!(mem_available("MemTotal: 9 kB\n"), None);
     }
 }

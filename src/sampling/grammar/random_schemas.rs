@@ -122,7 +122,7 @@ impl Dice {
 /// What is wrong with a value, by the plain meaning of the keywords that are used here; formats and multiples are not looked at.
 fn fault(schema: &Value, value: &Value, root: &Value) -> Option<String> {
     let wrong = |what: &str| Some(format!("{what}: {value} for {schema}"));
-    let Some(keys) = schema.as_object() else { return None };
+    let keys = schema.as_object()?;
     if let Some(name) = keys.get("type").and_then(Value::as_str) {
         let fits = match name {
             "boolean" => value.is_boolean(),

@@ -16,6 +16,8 @@
  *            that this library does not know must be zero.
  * Bytes      Texts are (pointer, length) and need no terminator unless the function says so. Pointers that a call
  *            borrows are read during the call only.
+ * Memory     A host that lends an allocator (metrale_runtime_new) gets every request for memory of the models loaded
+ *            with it and of all that is made of them. Mapped model files and stacks of threads are the system's.
  * Silence    Nothing is printed, no signal handler is set, no thread starts before a model is loaded.
  *
  * Not in the library's hands: the kernel's out-of-memory killer, and SIGBUS when another process shortens a file that
@@ -45,6 +47,19 @@
 // For developers of the library.
 #define METRALE_LOG_DEBUG 4
 
+// The runtime makes threads of its own, `threads - 1` but no more than there are further processors, which all its models
+// share. Lent ones help as well.
+#define METRALE_WORKERS_OWN 0
+
+// The runtime makes no thread: the calling one computes, and those of `metrale_runtime_run_worker`.
+#define METRALE_WORKERS_LENT 1
+
+// The runtime makes no thread: `parallel_for` runs everything.
+#define METRALE_WORKERS_HOST 2
+
+// The processor.
+#define METRALE_DEVICE_CPU 1
+
 // A path or file is read into memory while it is loaded, rather than mapped. The file may change afterwards, and
 // shortening it meanwhile is an error rather than SIGBUS. Its bytes stay in memory as long as the model.
 #define METRALE_SOURCE_READ 1
@@ -67,6 +82,24 @@
 // `metrale_decode_step` records the log-probability of the token it chooses; see `metrale_sequence_info`. Costs one
 // pass over the row for each token.
 #define METRALE_SEQ_LOGPROBS 2
+
+// The library's choice: the last token's row, for models that read from left to right; the mean for encoders.
+#define METRALE_POOLING_DEFAULT 0
+
+// A row for each token.
+#define METRALE_POOLING_NONE 1
+
+// The last token's row.
+#define METRALE_POOLING_LAST 2
+
+// The mean of all rows.
+#define METRALE_POOLING_MEAN 3
+
+// The first token's row.
+#define METRALE_POOLING_FIRST 4
+
+// Rows are scaled to length 1; one of zeros stays.
+#define METRALE_EMBED_NORMALIZE 1
 
 // Keeps only the highest logit; ties go to the lowest id. No field is used.
 #define METRALE_STAGE_GREEDY 1
@@ -159,7 +192,8 @@ typedef struct metrale_loading metrale_loading;
 // A loaded model: immutable, shared by its sequences, safe to use from any number of threads at once.
 typedef struct metrale_model metrale_model;
 
-// What a host lends models: an allocator, a limit of memory, a log. Models that name none use the system's memory.
+// What a host lends models: an allocator, a limit of memory, a log, threads. Models that name none use the system's memory and
+// threads of their own.
 typedef struct metrale_runtime metrale_runtime;
 
 // A recipe for choosing tokens; may serve any number of sequences, each of which takes a copy.
@@ -180,6 +214,26 @@ typedef struct metrale_text metrale_text;
 // this header does not name; their sign still tells.
 typedef int32_t metrale_status;
 
+// What a device is. Set `struct_size` before the call.
+typedef struct {
+    // `sizeof(metrale_device)` as the host was compiled.
+    size_t struct_size;
+    // `METRALE_DEVICE_*`.
+    uint32_t kind;
+    // Processors the calling thread may use, by its affinity mask and control groups.
+    uint32_t threads;
+    // Bytes this process may take in all; 0 where the system does not say.
+    uint64_t memory_total;
+    // Bytes it may still take.
+    uint64_t memory_free;
+    // The maker's name of the device: NUL-terminated, lives as long as the library, as the next ones do.
+    const char *name;
+    // The kernels in use: `"scalar"`, `"avx2"` or `"avx512"`.
+    const char *kernels;
+    // Instruction sets found, parted by spaces: `"avx2 fma f16c"`. Empty for a processor without any that are used.
+    const char *instruction_sets;
+} metrale_device;
+
 // Gives `size` bytes, at least 1, at a multiple of `align`, a power of two; NULL when there are none, which ends the
 // call in `METRALE_OUT_OF_MEMORY`. Called on any thread, also on several at once, during calls on the runtime's objects
 // and on threads of its models. It calls no function of this library, and it returns: no exception and no `longjmp`
@@ -194,6 +248,18 @@ typedef void (*metrale_free_fn)(void *user, void *pointer, size_t size, size_t a
 // to say, on several at once where several have; nothing is recorded of what the function itself does with this
 // library. It returns: no exception and no `longjmp` leaves it.
 typedef void (*metrale_log_fn)(void *user, uint32_t level, metrale_status status, const uint8_t *text, size_t len);
+
+// A piece of work that `metrale_parallel_for_fn` gets. May be called on any thread.
+typedef void (*metrale_body_fn)(void *arg, size_t index);
+
+// Calls `body(arg, i)` once for each `i` below `count`, and returns when all calls have returned. They may run on any
+// threads, the calling one included, at the same time or one after another; the result is the same. So every body must
+// get its turn without waiting for this library's calls on other threads: if they only run on threads that may be
+// inside such calls, nothing goes on. While it waits, the calling thread may do other work, but computing with a model
+// there is `METRALE_BUSY`. A body that is left out or called twice is an error of the call that computes
+// (`METRALE_INVALID_ARGUMENT`, `"parallel_for"`); one that is called later, or with another `arg`, does nothing.
+// Called by every step and load, on its thread. It returns: no exception and no `longjmp` leaves it.
+typedef void (*metrale_parallel_for_fn)(void *user, size_t count, metrale_body_fn body, void *arg);
 
 // How to make a runtime. Zero is the default of every field.
 typedef struct {
@@ -215,8 +281,16 @@ typedef struct {
     void *log_user;
     // `METRALE_LOG_*`: the last level that is recorded.
     uint32_t log_level;
+    // `METRALE_WORKERS_*`: whose threads compute.
+    uint32_t workers;
+    // Most threads of one computation, the calling one included; 0 takes the processors this process may use.
+    uint32_t threads;
     // Must be zero.
     uint32_t reserved;
+    // With `METRALE_WORKERS_HOST`, and NULL otherwise: the host's job system. `threads` is the count it gets.
+    metrale_parallel_for_fn parallel_for;
+    // Handed to `parallel_for`.
+    void *parallel_user;
 } metrale_runtime_options;
 
 // Bytes that a runtime has taken of its allocator. Set `struct_size` before the call.
@@ -250,7 +324,8 @@ typedef struct {
     size_t struct_size;
     // No flag exists yet.
     uint64_t flags;
-    // Threads that compute, the caller's included; 0 takes the processors this process may use.
+    // Most threads that compute, the caller's included; 0 takes the processors this process may use, or what the runtime
+    // has. The library starts no more than there are processors, and with a runtime no other than the runtime's.
     uint32_t threads;
     // `METRALE_COMPUTE_*`.
     uint32_t compute;
@@ -277,6 +352,12 @@ typedef struct {
     // Types that matrices are multiplied in where they are to differ from the file's: rules `<where>=<type>` parted by
     // commas, `"layers.0-3.mlp=f32,head=bf16"`. NULL takes `METRALE_PRECISION` from the environment. Copied.
     const char *precision;
+    // Most bytes that the model keeps of its sequences' beginnings, so that a prompt that begins like an earlier one is computed only from
+    // where they part. 0 keeps nothing: memory that a host did not grant is not taken. It is counted in the plan's `kv`.
+    // Kept are the keys and values and the recurrent state of prompts of 16 tokens and more once they are read, and of every sequence
+    // when it is freed; what was used longest ago gives way. Logits are the same bits as without. `METRALE_UNSUPPORTED` for
+    // models that translate.
+    uint64_t prefix_bytes;
 } metrale_load_options;
 
 // Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -291,10 +372,13 @@ typedef struct {
     uint64_t state;
     // Workspace of a step.
     uint64_t scratch;
-    // Everything else: tokenizer, tables, buffers.
+    // Everything else: tokenizer, tables, rows of logits, buffers.
     uint64_t other;
-    // The sum.
+    // The sum of all fields but `struct_size`.
     uint64_t total;
+    // Bytes of files that were read or copied and stay in memory with the model (`METRALE_SOURCE_READ`,
+    // `METRALE_SOURCE_COPY`, `metrale_source_reader`).
+    uint64_t source;
 } metrale_memory_plan;
 
 // Fills `len` bytes at `into` with a source's bytes from `offset` on, and returns how many it filled. Everything but
@@ -441,6 +525,71 @@ typedef struct {
     // Tokens that still wait in the queue.
     uint64_t queued;
 } metrale_step_result;
+
+// How to embed. Zero is the default of every field.
+typedef struct {
+    // `sizeof(metrale_embed_options)` as the host was compiled.
+    size_t struct_size;
+    // `METRALE_EMBED_*`, or-ed.
+    uint64_t flags;
+    // `METRALE_POOLING_*`.
+    uint32_t pooling;
+    // Must be zero.
+    uint32_t reserved;
+} metrale_embed_options;
+
+// What a sequence has done since it was made, and the memory it holds. A fork starts at zero. Calls that fail are not counted, but for
+// `cancelled`. Set `struct_size` before the call.
+typedef struct {
+    // `sizeof(metrale_stats)` as the host was compiled.
+    size_t struct_size;
+    // Tokens of prompts it has taken (`metrale_prefill`, `metrale_seq_feed`), the reused ones included.
+    uint64_t read;
+    // Those of them that were not computed, because the model had kept them (`metrale_load_options.prefix_bytes`).
+    uint64_t reused;
+    // Tokens that were produced (`metrale_decode_step`, `metrale_step`).
+    uint64_t generated;
+    // Passes through the model that it took part in.
+    uint64_t passes;
+    // Calls and steps that a cancel ended.
+    uint64_t cancelled;
+    // Nanoseconds of passes over prompts; one shared with other sequences counts in full for each.
+    uint64_t prefill_ns;
+    // Nanoseconds of passes over produced tokens; as above.
+    uint64_t decode_ns;
+    // Bytes of keys and values that no other sequence and no prefix shares.
+    uint64_t kv_owned;
+    // Bytes of keys and values shared with forks or kept prefixes; the next write to a page makes it the sequence's own. Right after
+    // `metrale_seq_fork` this is what the fork saved.
+    uint64_t kv_shared;
+    // Bytes of recurrent state and rows of logits, those of marks included, that nobody shares.
+    uint64_t state_owned;
+    // Such bytes that forks or kept prefixes share.
+    uint64_t state_shared;
+} metrale_stats;
+
+// What a model keeps for prompts that begin alike (`metrale_load_options.prefix_bytes`); all zero without. Set `struct_size` before the
+// call.
+typedef struct {
+    // `sizeof(metrale_model_counts)` as the host was compiled.
+    size_t struct_size;
+    // Bytes that may be kept.
+    uint64_t prefix_budget;
+    // Bytes that are kept now: pages, states and lists, also where a sequence still shares them. Never more than the budget.
+    uint64_t prefix_bytes;
+    // Pieces of prompts that are kept.
+    uint64_t prefix_entries;
+    // Tokens of these pieces.
+    uint64_t prefix_tokens;
+    // Prompts that found a beginning to take up.
+    uint64_t prefix_hits;
+    // Prompts that found none.
+    uint64_t prefix_misses;
+    // Tokens that did not have to be computed.
+    uint64_t prefix_reused;
+    // Pieces and states that gave way to others.
+    uint64_t prefix_evicted;
+} metrale_model_counts;
 
 // Success.
 #define METRALE_OK 0
@@ -593,19 +742,29 @@ bool metrale_error_retry(const metrale_error *err);
 // Frees an error and ends the life of its strings. NULL and handles that are none are ignored. Any thread.
 void metrale_error_free(metrale_error *err);
 
-// Makes a runtime: an allocator, a limit of memory and a place for log records, for the models that are loaded with it
-// (`metrale_load_options.runtime`) and all that is made of them. `options` may be NULL: the system's memory, counted. On
-// success `*out` is a handle for `metrale_runtime_free`. Any thread.
+// Number of devices that models can run on; at least 1, since device 0 is the processor. Any thread.
+size_t metrale_device_count(void);
+
+// Fills `*out`, whose `struct_size` must be set, with what device `index` is, and what it has free at the moment. Any
+// thread.
 //
-// Statuses: `METRALE_INVALID_ARGUMENT` (one of `alloc` and `free` without the other), `METRALE_UNKNOWN_OPTION`,
-// `METRALE_OUT_OF_MEMORY`, `METRALE_UNSUPPORTED` (an allocator, in a build whose memory is not the library's to direct).
-metrale_status metrale_runtime_new(const metrale_runtime_options *options,
-                                   metrale_runtime **out,
-                                   metrale_error **err);
+// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_NOT_FOUND` (there is no device of this index).
+metrale_status metrale_device_info(size_t index, metrale_device *out, metrale_error **err);
+
+// Makes a runtime: an allocator, a limit of memory, a place for log records and threads, for the models that are loaded
+// with it (`metrale_load_options.runtime`) and all that is made of them. `options` may be NULL: the system's memory,
+// counted, and own threads for all processors, which start with the first load. On success `*out` is a handle for
+// `metrale_runtime_free`. Any thread.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (one of `alloc` and `free` without the other, `parallel_for` without
+// `METRALE_WORKERS_HOST` or the other way round), `METRALE_UNKNOWN_OPTION`, `METRALE_TOO_LARGE` (more than 1,024
+// threads), `METRALE_OUT_OF_MEMORY`, `METRALE_UNSUPPORTED` (an allocator, in a build whose memory is not the library's
+// to direct).
+metrale_status metrale_runtime_new(const metrale_runtime_options *options, metrale_runtime **out, metrale_error **err);
 
 // Gives up a runtime. Models loaded with it, and all that was made of them, keep it: the host's functions may be called
-// until the last of those, and of the errors their calls returned, is freed and no call is running. NULL and handles
-// that are none are ignored. Any thread.
+// until the last of those, and of the errors their calls returned, is freed and no call is running. Lent threads go home
+// now, own ones end with the last model. NULL and handles that are none are ignored. Any thread.
 void metrale_runtime_free(metrale_runtime *runtime);
 
 // Fills `*out`, whose `struct_size` must be set, with what the runtime has taken of its allocator. Model files that are
@@ -614,12 +773,13 @@ void metrale_runtime_free(metrale_runtime *runtime);
 // Statuses: `METRALE_INVALID_HANDLE`, `METRALE_INVALID_ARGUMENT`.
 metrale_status metrale_runtime_memory(const metrale_runtime *runtime, metrale_memory_usage *out, metrale_error **err);
 
-// Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, experts that
-// can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
+// Gives memory back that nothing needs now: pages of caches and recurrent states that no sequence holds, prompts kept for
+// later ones (`prefix_bytes`), experts that can be read again, and what the system's allocator keeps for later. Sequences go on as if nothing had happened; the
 // next ones pay for the memory anew. Any thread.
 //
 // Statuses: only `METRALE_INVALID_HANDLE`.
-metrale_status metrale_runtime_trim(metrale_runtime *runtime, metrale_error **err);
+metrale_status metrale_runtime_trim(metrale_runtime *runtime,
+                                    metrale_error **err);
 
 // Changes where the runtime's log records go, and up to which level (`METRALE_LOG_*`; 0 is `METRALE_LOG_INFO`). NULL for
 // `log` is silence, as at first. A record that is being written on another thread may still reach the function that was
@@ -632,6 +792,25 @@ metrale_status metrale_runtime_log_set(metrale_runtime *runtime,
                                        void *user,
                                        metrale_error **err);
 
+// Lends the calling thread to the runtime: it helps whatever is computed with the runtime's models, sleeps when there is
+// nothing to do, and returns when `metrale_runtime_release_workers` is called (`METRALE_OK`) or the runtime's handle is
+// freed (`METRALE_DONE`). In the middle of a step it leaves when its piece of work is done, some microseconds to
+// milliseconds later. Results do not depend on who helps. Any number of threads may be lent; those beyond the number of
+// processors sleep. 64 KiB of stack are enough. Any thread.
+//
+// Statuses: `METRALE_INVALID_HANDLE`, `METRALE_INVALID_STATE` (the runtime uses `parallel_for`), `METRALE_BUSY` (called
+// by a thread that is inside another call).
+metrale_status metrale_runtime_run_worker(const metrale_runtime *runtime,
+                                          metrale_error **err);
+
+// Sends all lent threads home: every `metrale_runtime_run_worker` that is under way returns soon, and this call does not
+// wait for it. What is being computed goes on without them. Threads may be lent again afterwards, so one that was about to
+// be lent at this moment stays; freeing the runtime takes care of those. Any thread.
+//
+// Statuses: only `METRALE_INVALID_HANDLE`.
+metrale_status metrale_runtime_release_workers(const metrale_runtime *runtime,
+                                               metrale_error **err);
+
 // What a model file or folder holds, from its headers alone, as a JSON object: `format`, `model_type`, `parameters`,
 // `bytes`, `context`, `vocab`, `tensors` and more. The text, without a NUL, goes to `out` and its length to
 // `*out_len`; when `capacity` is too small, only `*out_len` is written and the status is `METRALE_MORE`. Any thread.
@@ -643,8 +822,19 @@ metrale_status metrale_model_probe(const char *path,
                                    size_t *out_len,
                                    metrale_error **err);
 
+// As `metrale_model_probe`, of a source. Of what a host's function reads only the headers are asked for, a few megabytes,
+// by calls of this function and on its thread. Any thread.
+//
+// Statuses: as for `metrale_load_source`.
+metrale_status metrale_source_probe(const metrale_source *source,
+                                    uint8_t *out,
+                                    size_t capacity,
+                                    size_t *out_len,
+                                    metrale_error **err);
+
 // Bytes that loading this model with these options and making `sequences` sequences of its full context would take.
-// Reads headers, no weights. `options` may be NULL; its callback is not used. `out->struct_size` must be set. Any
+// Reads headers, no weights. The plan is met within 5 % (and 1 MiB, which matters for models of toy size) and not
+// exceeded; mapped files, which the system can drop at any time, and grammars are not in it. `options` may be NULL; its callback is not used. `out->struct_size` must be set. Any
 // thread.
 //
 // Statuses: as for `metrale_load`.
@@ -653,6 +843,15 @@ metrale_status metrale_plan(const char *path,
                             size_t sequences,
                             metrale_memory_plan *out,
                             metrale_error **err);
+
+// As `metrale_plan`, of a source: its read or copied bytes are among those planned. Any thread.
+//
+// Statuses: as for `metrale_load_source`.
+metrale_status metrale_source_plan(const metrale_source *source,
+                                   const metrale_load_options *options,
+                                   size_t sequences,
+                                   metrale_memory_plan *out,
+                                   metrale_error **err);
 
 // A GGUF file (of a split one the first part) or a folder with `config.json`, as for `metrale_load`. `path` is
 // NUL-terminated, in the system's encoding, and copied. `flags` is 0, which maps files, or `METRALE_SOURCE_READ`; a
@@ -746,7 +945,7 @@ metrale_status metrale_load(const char *path,
 // freed afterwards. Any thread; several loads of one source may run at once.
 //
 // Statuses: as for `metrale_load`; `METRALE_IO` names what a reader did not give, with its offset;
-// `METRALE_UNSUPPORTED` for one safetensors file, or one part of a split GGUF, that comes neither by path nor in a folder.
+// `METRALE_UNSUPPORTED` for safetensors bytes, and parts of a split GGUF, that do not come by path.
 metrale_status metrale_load_source(const metrale_source *source,
                                    const metrale_load_options *options,
                                    metrale_model **out,
@@ -776,6 +975,18 @@ metrale_status metrale_load_step(metrale_loading *loading,
                                  metrale_load_progress *progress,
                                  metrale_model **out,
                                  metrale_error **err);
+
+// As `metrale_load_step`, by amount of work instead of time, which does not depend on the machine: reads or packs
+// `budget_bytes` bytes and at most one panel of a matrix more, or makes one of the pieces that are not counted in bytes
+// (headers, the tokenizer, the workspace). 0 is the least there is. The bytes are those of `progress`.
+// One call at a time on a load.
+//
+// Statuses: as for `metrale_load_step`.
+metrale_status metrale_load_step_bytes(metrale_loading *loading,
+                                       uint64_t budget_bytes,
+                                       metrale_load_progress *progress,
+                                       metrale_model **out,
+                                       metrale_error **err);
 
 // Cancels a load. `METRALE_OK`: there will be no model, every step from now on is `METRALE_CANCELLED`, and a step that is
 // running ends so after its slice; what the load held is freed then, or at once when none is running. `METRALE_DONE`: too
@@ -822,6 +1033,19 @@ metrale_status metrale_model_meta(const metrale_model *model,
                                   size_t capacity,
                                   size_t *out_len,
                                   metrale_error **err);
+
+// What tells this model from others, as 32 hexadecimal digits without a NUL: of its shapes, of how it computes (`compute`) and of rows of
+// each weight, so that models with the same fingerprint can take up each other's saved sequences. It does not protect against
+// somebody who makes two models agree on purpose. The digits go to `out` and their number to `*out_len`; when `capacity` is
+// too small, only `*out_len` is written and the status is `METRALE_MORE`. The first call looks at the weights, later ones do
+// not. Any thread.
+//
+// Statuses: `METRALE_MORE`, `METRALE_OUT_OF_MEMORY`.
+metrale_status metrale_model_fingerprint(const metrale_model *model,
+                                         uint8_t *out,
+                                         size_t capacity,
+                                         size_t *out_len,
+                                         metrale_error **err);
 
 // The tokens of a text of `len` bytes, which may hold NULs and need not be terminated. `flags`:
 // `METRALE_TOKENIZE_*`, or-ed. They go to `out` and their number to `*out_count`; when `capacity` is too small, only
@@ -1036,6 +1260,25 @@ metrale_status metrale_seq_truncate(metrale_seq *seq,
                                     size_t length,
                                     metrale_error **err);
 
+// Takes `count` tokens out, from index `from` on; those after them move to lower positions, which makes room at the end of a full sequence. What
+// is left keeps the values it was computed with, when the removed tokens could still be seen; its keys are turned back to their new
+// positions. So what follows is attention over the tokens that are left (StreamingLLM), not what a fresh run over them would
+// give: use a fresh sequence where that is wanted. Turning rounds once, and where the cache is 16 bits wide
+// (`METRALE_COMPUTE_FAST`) the turned key is rounded to 16 bits a second time. It takes about as long as copying what is moved.
+//
+// The row of logits stays as it was computed, with all tokens. Where nothing follows the removed tokens, this is
+// `metrale_seq_truncate`. Marks past `from` end. A grammar keeps what was chosen under it, also of removed tokens. What the queue
+// holds stays. The sequence no longer shares its later tokens with prompts that begin alike. On error nothing has changed.
+// One call at a time on a sequence.
+//
+// Statuses: `METRALE_INVALID_ARGUMENT` (the tokens are not all there), `METRALE_UNSUPPORTED` with the reason where the model's past does not
+// move: recurrent layers, latent or compressed caches, hashed tokens, absolute positions, translation.
+// `METRALE_OUT_OF_MEMORY` (pages shared with forks are copied), `METRALE_BUSY`.
+metrale_status metrale_seq_shift(metrale_seq *seq,
+                                 size_t from,
+                                 size_t count,
+                                 metrale_error **err);
+
 // Changes how the sequence's next tokens are chosen, starting from the sampler's seed. NULL is greedy. The sampler is
 // copied and may be freed afterwards.
 // One call at a time on a sequence.
@@ -1047,7 +1290,7 @@ metrale_status metrale_seq_sampling(metrale_seq *seq,
                                     metrale_error **err);
 
 // Makes a second sequence that holds the same tokens and will choose the same ones. Memory is shared page by page until one of
-// the two writes, so a fork costs a list of pages and one row of logits. Marks stay with the original. `*out` is a handle for
+// the two writes, so a fork costs a list of pages and one row of logits; `metrale_seq_stats` says how many bytes are shared. Marks stay with the original. `*out` is a handle for
 // `metrale_seq_free`. Safe beside other calls that take a const sequence.
 //
 // Statuses: `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
@@ -1108,8 +1351,8 @@ metrale_status metrale_seq_save(const metrale_seq *seq,
 // lifted. Marks end. All or nothing: on error the sequence is as before.
 // One call at a time on a sequence.
 //
-// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_MISMATCH` (another model, other load options, or another
-// grammar), `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_LIMIT_EXCEEDED` (the way through the grammar
+// Statuses: `METRALE_CORRUPT_FILE` (cut short or changed), `METRALE_VERSION_MISMATCH` (written by another version of the library),
+// `METRALE_MISMATCH` (another model or other load options, with both fingerprints in the error; or another grammar), `METRALE_CONTEXT_FULL` (more tokens than this sequence may hold), `METRALE_LIMIT_EXCEEDED` (the way through the grammar
 // takes more work than is allowed), `METRALE_OUT_OF_MEMORY`, `METRALE_BUSY`.
 metrale_status metrale_seq_restore(metrale_seq *seq,
                                    const uint8_t *bytes,
@@ -1262,6 +1505,41 @@ metrale_status metrale_seq_logprobs(const metrale_seq *seq,
                                     metrale_token *top_tokens,
                                     float *top_out,
                                     metrale_error **err);
+
+// What the model makes of `count` tokens: the output of its last layer after the final norm, which its output matrix would turn into
+// logits; of a model that translates, the encoder's output. `options` may be NULL. `out` gets one row of the model's `hidden`
+// floats, or a row for each token with `METRALE_POOLING_NONE`; `*out_len` gets the number of floats. With too small a
+// `capacity`, in floats, the status is `METRALE_MORE`, only `*out_len` is written and nothing is computed.
+//
+// Blocks until all is computed; `metrale_cancel_all` ends it. No sequence takes part, and prefixes are neither used nor kept. The same
+// bits for any number of threads. Any thread.
+//
+// Statuses: `METRALE_MORE`, `METRALE_INVALID_ARGUMENT` (no tokens), `METRALE_INVALID_TOKEN` with the index,
+// `METRALE_CONTEXT_FULL`, `METRALE_UNKNOWN_OPTION`, `METRALE_NUMERIC_FAULT`, `METRALE_CANCELLED`, `METRALE_OUT_OF_MEMORY`.
+metrale_status metrale_embed(const metrale_model *model,
+                             const metrale_token *tokens,
+                             size_t count,
+                             const metrale_embed_options *options,
+                             float *out,
+                             size_t capacity,
+                             size_t *out_len,
+                             metrale_error **err);
+
+// Fills `*out` with what the sequence has done since it was made and the memory it holds now; `out->struct_size` must be set. Safe beside
+// other calls that take a const sequence.
+//
+// Statuses: `METRALE_BUSY`.
+metrale_status metrale_seq_stats(const metrale_seq *seq,
+                                 metrale_stats *out,
+                                 metrale_error **err);
+
+// Fills `*out` with what the model keeps of its sequences' beginnings and how often that served; `out->struct_size` must be set. Any
+// thread; waits for no computation.
+//
+// Statuses: only those of arguments.
+metrale_status metrale_model_stats(const metrale_model *model,
+                                   metrale_model_counts *out,
+                                   metrale_error **err);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -12,6 +12,8 @@ pub mod attend;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod fill;
 mod lane;
 #[cfg(test)]
 mod pairs_tests;
@@ -30,11 +32,11 @@ use std::sync::OnceLock;
 pub use table::Table;
 use table::table_for;
 
-table_for!(on_scalar, super::scalar::Scalar, "scalar");
+table_for!(on_scalar, super::scalar::Scalar, "scalar", super::table::never_fill);
 #[cfg(target_arch = "x86_64")]
-table_for!(on_avx2, super::avx2::Avx2, "avx2", "avx2,fma,f16c");
+table_for!(on_avx2, super::avx2::Avx2, "avx2", super::fill::fill, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-table_for!(on_avx512, super::avx512::Avx512, "avx512", "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
+table_for!(on_avx512, super::avx512::Avx512, "avx512", super::fill::fill, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
 
 #[cfg(target_arch = "x86_64")]
 static AVX512_BF16: Table = Table { name: "avx512bf16", pairs: Some(product::PAIRS), ..on_avx512::TABLE };

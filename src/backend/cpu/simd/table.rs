@@ -5,6 +5,7 @@ use super::super::activations::{Activations, Epilogue, Q8Block};
 use super::super::pack::{LANES, Layout, Packed};
 use super::attend::{Attend, PAGE, QUERIES, VALUE_DIM};
 use super::product::Product;
+use crate::tensor::DType;
 use std::ops::Range;
 
 /// Kernels for one instruction set. Get it from [`table`](super::table).
@@ -17,6 +18,15 @@ pub struct Table {
     pub(super) attend: unsafe fn(&Attend<'_>),
     pub(super) pairs: Option<PairFunctions>,
     pub(super) row: RowFunctions,
+    pub(super) fill: FillFunction,
+}
+
+/// What [`Table::fill`] calls.
+pub(super) type FillFunction = unsafe fn(DType, Layout, usize, &[&[u8]; LANES], &mut [u8]) -> bool;
+
+/// The scalar form: left to the definition.
+pub(super) unsafe fn never_fill(_: DType, _: Layout, _: usize, _: &[&[u8]; LANES], _: &mut [u8]) -> bool {
+    false
 }
 
 /// Products of bfloat16 weights with activations rounded to bfloat16.
@@ -60,6 +70,17 @@ impl Table {
         assert!(a.queries.iter().all(|q| q.first <= q.last && q.last / PAGE < a.pages.len()), "a query sees past the last page");
         // SAFETY: the table exists only where its instructions do; the rest is the caller's promise.
         unsafe { (self.attend)(a) }
+    }
+
+    /// Fills one panel from 16 rows of `cols` elements as a file stores them, with the bytes that `Layout::fill_*` gives. Whether it did:
+    /// formats without a fast way, and what is unusual, are left to those, and the panel may then hold anything.
+    pub fn fill(&self, dtype: DType, layout: Layout, cols: usize, rows: &[&[u8]; LANES], panel: &mut [u8]) -> bool {
+        let Some(bytes) = dtype.bytes(cols) else { return false };
+        if layout.panel_bytes(cols) != Some(panel.len()) || rows.iter().any(|row| row.len() != bytes) {
+            return false;
+        }
+        // SAFETY: the table exists only where its instructions do, and the lengths were just compared.
+        unsafe { (self.fill)(dtype, layout, cols, rows, panel) }
     }
 
     /// Quantises a row (a multiple of 32 elements) into `x.len() / 32` blocks; nearest code, ties to even.
@@ -251,7 +272,7 @@ pub(super) use compile_one;
 
 /// Makes the module `$module` with the table for the lanes `$lanes`, compiled with `$features` enabled.
 macro_rules! table_for {
-    ($module:ident, $lanes:ty, $name:literal $(, $features:literal)?) => {
+    ($module:ident, $lanes:ty, $name:literal, $fill:path $(, $features:literal)?) => {
         mod $module {
             use super::super::activations::Q8Block;
             use super::table::{RowFunctions, Table, compile, compile_one, row_functions};
@@ -277,6 +298,7 @@ macro_rules! table_for {
                 quantize: quantize_row,
                 pairs: None,
                 row: ROW,
+                fill: $fill,
             };
             pub(super) static STATIC: Table = TABLE;
         }

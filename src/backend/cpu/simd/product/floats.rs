@@ -15,6 +15,12 @@ pub(super) const F32: u8 = 0;
 pub(super) const BF16: u8 = 1;
 pub(super) const F16: u8 = 2;
 
+/// Bytes of a panel from which on one row reads four panels at a time. Below, the chain of sums, which one panel alone waits for, costs
+/// less than the starts of streams.
+const LONG: usize = 48 << 10;
+/// Bytes of a matrix that comes from memory rather than from a cache of the core.
+const LARGE: usize = 256 << 10;
+
 /// Rows and panels of the product, tile by tile. `x` is row 0.
 pub(super) unsafe fn floats<S: Lanes, const KIND: u8>(p: &Product<'_>, x: *const f32, stride: usize) {
     // SAFETY: `panel` stays inside `p.panels` and `row` inside `p.rows`, with the tile's size taken into account.
@@ -22,7 +28,10 @@ pub(super) unsafe fn floats<S: Lanes, const KIND: u8>(p: &Product<'_>, x: *const
         let wide = S::REGISTERS == Registers::ThirtyTwo || S::REGISTERS == Registers::Sixteen && p.rows.len() == 1;
         let mut panel = p.panels.start;
         while panel < p.panels.end {
-            let four = wide && p.panels.end - panel >= 4;
+            // One row reads short panels best as the one stream that they are: four streams end, and begin anew, too often. A small matrix
+            // lies in a cache, where only the chains of sums count.
+            let stream = p.rows.len() == 1 && p.panel_bytes < LONG && p.features / LANES * p.panel_bytes >= LARGE;
+            let four = wide && p.panels.end - panel >= 4 && !(stream && S::REGISTERS == Registers::ThirtyTwo);
             let mut row = p.rows.start;
             while row < p.rows.end {
                 let x = x.add(row * stride);

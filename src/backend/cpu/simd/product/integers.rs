@@ -15,6 +15,12 @@ use std::mem::MaybeUninit;
 pub(super) const I8: u8 = 0;
 pub(super) const I4: u8 = 1;
 pub(super) const TABLE: u8 = 2;
+/// Most rows of a decode step's batch; more are a prompt's, and bound by arithmetic.
+const FEW: usize = 16;
+/// Columns from which on one row reads four panels of 8-bit weights at a time.
+const LONG: usize = 4096;
+/// Bytes ahead that several rows ask memory for weights.
+const AHEAD: usize = 4096;
 /// Groups of four k's in a block, and pairs of them.
 const GROUPS: usize = 8;
 const PAIRS: usize = 4;
@@ -32,10 +38,11 @@ pub(super) unsafe fn integers<S: Lanes, const KIND: u8, const HALF: bool, const 
         while panel < p.panels.end {
             let have = p.panels.end - panel;
             let wide = S::REGISTERS == Registers::ThirtyTwo;
-            // One row of 8-bit weights reads best in four streams, of 4-bit weights in one.
-            let width = if wide && KIND == I8 && have >= 4 && p.rows.len() == 1 {
+            // Few rows read the panels as the one stream that they are. Four streams, which the compiler has no registers for, only pay
+            // where a panel is so long that the activations of its one row no longer stay in the first cache.
+            let width = if wide && KIND == I8 && have >= 4 && p.rows.len() == 1 && p.cols > LONG {
                 4
-            } else if wide && have >= 2 && p.rows.len() > 1 {
+            } else if wide && have >= 2 && p.rows.len() > FEW {
                 2
             } else {
                 1
@@ -45,7 +52,7 @@ pub(super) unsafe fn integers<S: Lanes, const KIND: u8, const HALF: bool, const 
                     if width == 2 {
                         6
                     } else {
-                        4
+                        8
                     }
                 }
                 Registers::Sixteen => 2,
@@ -83,7 +90,7 @@ pub(super) unsafe fn integers<S: Lanes, const KIND: u8, const HALF: bool, const 
                             }
                         }
                         2 => with_rows!(S, rows, two, [2 3 4 6]),
-                        _ => with_rows!(S, rows, one, [1 2 3 4]),
+                        _ => with_rows!(S, rows, one, [1 2 3 4 6 8]),
                     }
                 } else if const { S::REGISTERS.are(Registers::Sixteen) } {
                     with_rows!(S, rows, one, [1 2]);
@@ -130,8 +137,20 @@ impl<S: Lanes, const KIND: u8, const HALF: bool, const MIN: bool, const R: usize
                 let scale = stretch.add(b % 2 * scales);
                 let x = x.add(b);
                 // Scales stand in front of their codes but are needed after them. Touching them first keeps each stream ascending, without
-                // which the hardware's prefetcher loses a quarter of the bandwidth. Prefetching further ahead by hand made every case slower.
+                // which the hardware's prefetcher loses a quarter of the bandwidth. One row needs no more: so few instructions go to a line that
+                // loads far ahead are under way by themselves, and prefetching by hand costs a fifth. Several rows fill the window of
+                // instructions with arithmetic, and wait for each line unless it was asked for before.
+                if const { R > 1 && P == 1 } {
+                    for line in (0..codes).step_by(64) {
+                        S::prefetch(at.wrapping_add(AHEAD + line));
+                    }
+                }
                 if b % 2 == 0 {
+                    if const { R > 1 && P == 1 } {
+                        for line in (0..Self::STRETCH - Self::CODES).step_by(64) {
+                            S::prefetch(stretch.wrapping_add(AHEAD + line));
+                        }
+                    }
                     unroll!(j < P {
                         for line in (0..Self::STRETCH - Self::CODES).step_by(64) {
                             S::prefetch(stretch.add(j * step + line));

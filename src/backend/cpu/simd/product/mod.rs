@@ -68,7 +68,10 @@ fn tile_rows(left: usize, most: usize) -> usize {
     match left {
         0..=4 if left <= most => left,
         5 if most >= 3 => 3,
+        6 if most >= 6 => 6,
+        8 if most >= 8 => 8,
         7 | 8 if most >= 4 => 4,
+        9 | 10 if most >= 8 => 6,
         _ => most,
     }
 }
