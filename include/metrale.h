@@ -32,34 +32,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// `METRALE_LOG_INFO`.
-#define METRALE_LOG_DEFAULT 0
-
-// The reason of each error that a call returns.
-#define METRALE_LOG_ERROR 1
-
-// What works less well than it should.
-#define METRALE_LOG_WARNING 2
-
-// What is being done, such as the phases of a load.
-#define METRALE_LOG_INFO 3
-
-// For developers of the library.
-#define METRALE_LOG_DEBUG 4
-
-// The runtime makes threads of its own, `threads - 1` but no more than there are further processors, which all its models
-// share. Lent ones help as well.
-#define METRALE_WORKERS_OWN 0
-
-// The runtime makes no thread: the calling one computes, and those of `metrale_runtime_run_worker`.
-#define METRALE_WORKERS_LENT 1
-
-// The runtime makes no thread: `parallel_for` runs everything.
-#define METRALE_WORKERS_HOST 2
-
-// The processor.
-#define METRALE_DEVICE_CPU 1
-
 // A path or file is read into memory while it is loaded, rather than mapped. The file may change afterwards, and
 // shortening it meanwhile is an error rather than SIGBUS. Its bytes stay in memory as long as the model.
 #define METRALE_SOURCE_READ 1
@@ -173,6 +145,34 @@
 
 // The text stream gives bytes as they are, without waiting for whole characters.
 #define METRALE_TEXT_RAW_BYTES 2
+
+// `METRALE_LOG_INFO`.
+#define METRALE_LOG_DEFAULT 0
+
+// The reason of each error that a call returns.
+#define METRALE_LOG_ERROR 1
+
+// What works less well than it should.
+#define METRALE_LOG_WARNING 2
+
+// What is being done, such as the phases of a load.
+#define METRALE_LOG_INFO 3
+
+// For developers of the library.
+#define METRALE_LOG_DEBUG 4
+
+// The runtime makes threads of its own, `threads - 1` but no more than there are further processors, which all its models
+// share. Lent ones help as well.
+#define METRALE_WORKERS_OWN 0
+
+// The runtime makes no thread: the calling one computes, and those of `metrale_runtime_run_worker`.
+#define METRALE_WORKERS_LENT 1
+
+// The runtime makes no thread: `parallel_for` runs everything.
+#define METRALE_WORKERS_HOST 2
+
+// The processor.
+#define METRALE_DEVICE_CPU 1
 
 // The shape of this header: the upper 16 bits change when old hosts stop working, the lower when something is added.
 #define METRALE_ABI_VERSION 65536

@@ -336,7 +336,7 @@ fn a_failed_prompt_gives_back_what_it_took_up() {
         empty(&engine).prefill(&prompt).unwrap();
         let mut sequence = empty(&engine);
         sequence.prefill(&prompt[..20]).unwrap();
-        let (before, held) = (bits(&sequence), sequence.counters().read);
+        let (before, mut held) = (bits(&sequence), sequence.counters().read);
         let canceller = Arc::clone(sequence.canceller());
         let mut cancelled = 0;
         for _ in 0..300 {
@@ -348,7 +348,10 @@ fn a_failed_prompt_gives_back_what_it_took_up() {
                     canceller.cancel();
                 });
                 match sequence.prefill(&next) {
-                    Ok(()) => sequence.truncate(20).unwrap(),
+                    Ok(()) => {
+                        sequence.truncate(20).unwrap();
+                        held = sequence.counters().read;
+                    }
                     Err(e) => {
                         assert_eq!(e.kind(), Kind::Cancelled, "{name}: {e}");
                         cancelled += 1;

@@ -26,6 +26,7 @@ mod pointer;
 mod quiet;
 mod results;
 mod runtime;
+mod runtime_types;
 mod sampler;
 mod sequence;
 mod small;

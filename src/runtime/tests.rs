@@ -1,3 +1,5 @@
+//! Runtimes: bytes are counted, limits kept, and every piece goes back to whoever gave it.
+
 use super::*;
 use std::alloc::Layout;
 use std::sync::Mutex;

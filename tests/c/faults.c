@@ -4,11 +4,8 @@
  * for bit what it was. Then the same calls in random order. What is being called is told on stdout, so that a parent knows
  * where a signal came from; the last line holds the counts. */
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdalign.h>
-#include <stdatomic.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "faults.h"
 
@@ -485,25 +482,6 @@ static uint64_t digest_or_none(uintptr_t handle) {
     metrale_sequence_info info = {.struct_size = sizeof info};
     if (metrale_seq_info((metrale_seq *)handle, &info, NULL) != METRALE_OK) return 0;
     return digest_of((metrale_seq *)handle);
-}
-
-/* A thread that is lent comes back when another releases it. */
-static atomic_int lending;
-static void *releases(void *runtime) {
-    while (atomic_load(&lending)) {
-        metrale_runtime_release_workers(runtime, NULL);
-        usleep(100);
-    }
-    return NULL;
-}
-static int64_t call_and_release(const struct function *f, const uintptr_t *a) {
-    pthread_t other;
-    atomic_store(&lending, 1);
-    CHECK(pthread_create(&other, NULL, releases, (void *)a[0]) == 0);
-    int64_t status = f->call(a);
-    atomic_store(&lending, 0);
-    CHECK(pthread_join(other, NULL) == 0);
-    return status;
 }
 
 static void random_walk(uint64_t rounds) {

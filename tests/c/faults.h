@@ -13,6 +13,10 @@
 #ifndef FAULTS_H
 #define FAULTS_H
 
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
 #include "check.h"
 
 enum { MOST_ARGUMENTS = 8 };
@@ -173,6 +177,25 @@ static inline uint64_t digest_of(const metrale_seq *seq) {
         hash = (hash ^ bits) * 1099511628211u;
     }
     return hash;
+}
+
+/* A thread that is lent comes back when another releases it. */
+static atomic_int lending;
+static inline void *releases(void *runtime) {
+    while (atomic_load(&lending)) {
+        metrale_runtime_release_workers(runtime, NULL);
+        usleep(100);
+    }
+    return NULL;
+}
+static inline int64_t call_and_release(const struct function *f, const uintptr_t *a) {
+    pthread_t other;
+    atomic_store(&lending, 1);
+    CHECK(pthread_create(&other, NULL, releases, (void *)a[0]) == 0);
+    int64_t status = f->call(a);
+    atomic_store(&lending, 0);
+    CHECK(pthread_join(other, NULL) == 0);
+    return status;
 }
 
 #endif

@@ -8,7 +8,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-for noun in status types library error device runtime workers plan source load loading model tokenize text sampler grammar sequence state translate work step results embed stats; do
+for noun in status types runtime_types library error device runtime workers plan source load loading model tokenize text sampler grammar sequence state translate work step results embed stats; do
     grep -v '^//!\|^#!\[' "src/abi/$noun.rs"
 done >"$folder/abi.rs"
 "${CBINDGEN:-cbindgen}" --quiet --config cbindgen.toml --output include/metrale.h ${1:+--verify} "$folder/abi.rs"
