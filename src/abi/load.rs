@@ -36,17 +36,23 @@ pub extern "C" fn metrale_load(
     out: *mut *mut metrale_model,
     err: *mut *mut metrale_error,
 ) -> metrale_status {
-    guard(err, || {
-        let out = pointer::out(out, "out")?;
-        let host = versioned::read(options)?;
-        let options = load_options(&host)?;
-        let path = pointer::path(path, "path")?;
-        let mut reporter = reporter(host.progress, host.user);
-        let progress = reporter.as_mut().map(|r| r as &mut dyn FnMut(Progress) -> ControlFlow<()>);
-        let engine = engine::load_with(Input::path(path, Access::Map)?, &options, pool_of(&host)?, progress)?;
-        out.set(handle::insert(Arc::new(ModelObject::new(engine)))?);
-        Ok(())
-    })
+    guard(err, || load(options, out, || Input::path(pointer::path(path, "path")?, Access::Map)))
+}
+
+/// Loads what `input` gives, from wherever it comes.
+pub(super) fn load(
+    options: *const metrale_load_options,
+    out: *mut *mut metrale_model,
+    input: impl FnOnce() -> Result<Input>,
+) -> Result<()> {
+    let out = pointer::out(out, "out")?;
+    let host = versioned::read(options)?;
+    let options = load_options(&host)?;
+    let mut reporter = reporter(host.progress, host.user);
+    let progress = reporter.as_mut().map(|r| r as &mut dyn FnMut(Progress) -> ControlFlow<()>);
+    let engine = engine::load_with(input()?, &options, pool_of(&host)?, progress)?;
+    out.set(handle::insert(Arc::new(ModelObject::new(engine)))?);
+    Ok(())
 }
 
 /// The threads of the runtime that the options name, if they name one.

@@ -4,14 +4,13 @@
 //! so that a cancel that comes with the last slice either wins, and there is no model, or is told that it came too late.
 
 use std::ffi::c_void;
-use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::guard::{guard, guard_status, guard_value};
 use super::handle;
-use super::load::{load_options, pool_of, reporter};
+use super::load::{load, load_options, pool_of, reporter};
 use super::model::ModelObject;
 use super::pointer;
 use super::status::{METRALE_AGAIN, METRALE_DONE, METRALE_OK, metrale_status};
@@ -20,7 +19,7 @@ use super::types::{
 };
 use super::versioned;
 use crate::bail;
-use crate::engine::{self, Loader, Progress};
+use crate::engine::{Loader, Progress};
 use crate::error::{Error, Kind, Result};
 
 /// A load between its steps.
@@ -146,7 +145,8 @@ const SLICE_MOST: usize = 8 << 20;
 /// freed afterwards. Any thread; several loads of one source may run at once.
 ///
 /// Statuses: as for `metrale_load`; `METRALE_IO` names what a reader did not give, with its offset;
-/// `METRALE_UNSUPPORTED` for safetensors bytes, and parts of a split GGUF, that do not come by path.
+/// `METRALE_UNSUPPORTED` for a single safetensors file, or one part of a split GGUF, that comes neither by path nor in a folder
+/// (`metrale_source_folder`).
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_load_source(
     source: *const metrale_source,
@@ -154,17 +154,7 @@ pub extern "C" fn metrale_load_source(
     out: *mut *mut metrale_model,
     err: *mut *mut metrale_error,
 ) -> metrale_status {
-    guard(err, || {
-        let out = pointer::out(out, "out")?;
-        let host = versioned::read(options)?;
-        let options = load_options(&host)?;
-        let input = handle::get(source)?.input();
-        let mut reporter = reporter(host.progress, host.user);
-        let progress = reporter.as_mut().map(|r| r as &mut dyn FnMut(Progress) -> ControlFlow<()>);
-        let engine = engine::load_with(input, &options, pool_of(&host)?, progress)?;
-        out.set(handle::insert(Arc::new(ModelObject::new(engine)))?);
-        Ok(())
-    })
+    guard(err, || load(options, out, || Ok(handle::get(source)?.input())))
 }
 
 /// Begins to load a model from a source without reading anything yet; `metrale_load_step` does the work. `options` may be

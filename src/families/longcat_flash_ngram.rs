@@ -2,18 +2,17 @@
 
 use super::longcat_flash;
 use crate::circuit::Tape;
-use crate::ensure;
 use crate::error::Result;
 use crate::layers::{Config, Linear};
 use crate::model::{Build, Entry, Model};
-use crate::ops::{KvType, Lookup, NgramRows, NgramTable, RecordWrite, Records, TokenIds, Value, WeightId};
+use crate::ops::{KvType, Lookup, NgramHash, NgramRows, NgramTable, RecordWrite, Records, TokenIds, Value, WeightId};
 use crate::weights::Declarations;
+use crate::{bail, ensure};
 
 /// Tables with the products their rows pass.
 struct NgramEmbedding {
     history: Records,
-    base: u64,
-    ends: Vec<i32>,
+    hash: NgramHash,
     tables: Vec<NgramTable>,
     weights: Vec<(WeightId, Linear)>,
 }
@@ -22,8 +21,8 @@ impl Entry for NgramEmbedding {
     fn record(&self, t: &mut Tape<'_>, mut x: Value) -> Value {
         let tokens = t.op(TokenIds { y: Value::NONE });
         t.record(RecordWrite { x: tokens, records: self.history });
-        let (base, ends, tables) = (self.base, self.ends.clone(), self.tables.clone());
-        let ids = t.op(NgramRows { history: self.history, base, ends, tables, y: Value::NONE });
+        let (hash, tables) = (self.hash.clone(), self.tables.clone());
+        let ids = t.op(NgramRows { history: self.history, hash, tables, y: Value::NONE });
         for (column, (table, project)) in self.weights.iter().enumerate() {
             let row = t.op(Lookup { ids, column, count: 1, table: *table, y: Value::NONE });
             let row = project.record(t, row);
@@ -54,8 +53,12 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
     let count = split * (longest - 1);
     ensure!(hidden.is_multiple_of(count), Mismatch, "config.json: hidden_size {hidden} does not split into {count} n-gram tables");
     let width = hidden / count;
-    let tables: Vec<NgramTable> =
-        (0..count).map(|i| NgramTable { rows: ratio as u64 * vocab as u64 + 2 * i as u64 + 1, tokens: i / split + 2 }).collect();
+    let base = (ratio as u64).saturating_mul(vocab as u64);
+    let rows = |i: usize| u32::try_from(base.saturating_add(2 * i as u64 + 1)).ok();
+    let tables: Option<Vec<_>> = (0..count).map(|i| Some(NgramTable { rows: rows(i)?, offset: 0, tokens: i / split + 2 })).collect();
+    let Some(tables) = tables else {
+        bail!(Unsupported, "config.json: ngram_vocab_size_ratio {ratio} makes tables of {base} rows; below 2^32 are possible");
+    };
     let weights = tables
         .iter()
         .enumerate()
@@ -66,6 +69,7 @@ pub(super) fn build(c: &Config<'_>, b: &Build<'_>, d: &mut Declarations) -> Resu
         })
         .collect();
     let history = Records { state: d.kv(Records::spec(1, 1, KvType::F32)), width: 1, every: 1, dtype: KvType::F32 };
-    decoder.entry = Some(Box::new(NgramEmbedding { history, base: vocab as u64, ends: ends(c), tables, weights }));
+    decoder.entry =
+        Some(Box::new(NgramEmbedding { history, hash: NgramHash::Polynomial { base: vocab as u64, ends: ends(c) }, tables, weights }));
     Ok(Box::new(decoder))
 }

@@ -17,7 +17,7 @@ use crate::layers::{
     Router, Streams, unused_primes,
 };
 use crate::model::{Build, Carry, Dims, Head, Model, StreamDecoder, StreamEnd, StreamLayer};
-use crate::ops::{Activation, HashTable, KvType, Records, Value};
+use crate::ops::{Activation, KvType, NgramTable, Records, Value};
 use crate::weights::Declarations;
 use crate::{bail, ensure};
 
@@ -70,13 +70,13 @@ fn multipliers(seed: u64, index: usize, vocab: usize, count: usize) -> Vec<u64> 
 
 /// The tables of memory number `index`: `heads` for each length from 2 to `longest`, as large as the primes from `base` on, which
 /// the model's memories use up in turn.
-fn tables(base: usize, index: usize, longest: usize, heads: usize) -> Option<Vec<HashTable>> {
+fn tables(base: usize, index: usize, longest: usize, heads: usize) -> Option<Vec<NgramTable>> {
     let count = (longest - 1) * heads;
     let primes = unused_primes(&mut Vec::new(), u32::try_from(base).ok()?, index + 1, count)?;
     let mut offset = 0u32;
     let mut list = Vec::with_capacity(count);
     for (i, rows) in primes[index * count..].iter().copied().enumerate() {
-        list.push(HashTable { rows, offset, tokens: i / heads + 2 });
+        list.push(NgramTable { rows, offset, tokens: i / heads + 2 });
         offset = offset.checked_add(rows)?;
     }
     Some(list)
@@ -152,7 +152,7 @@ fn memory(
 }
 
 /// The tensors that hold the tables: one, or as many shards as the checkpoint has.
-fn shards(c: &Config<'_>, b: &Build<'_>, name: &str, tables: &[HashTable]) -> Result<Vec<(String, usize)>> {
+fn shards(c: &Config<'_>, b: &Build<'_>, name: &str, tables: &[NgramTable]) -> Result<Vec<(String, usize)>> {
     let rows = |tensor: &str| b.shape(tensor).and_then(|shape| shape.first().copied());
     let whole = format!("{name}.weight");
     if let Some(rows) = rows(&whole) {

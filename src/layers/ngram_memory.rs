@@ -5,7 +5,7 @@ use super::{CausalConv, Linear, RmsNorm};
 use crate::circuit::Tape;
 use crate::ensure;
 use crate::error::Result;
-use crate::ops::{HashTable, Lookup, NgramHash, Records, StreamGate, Value, WeightId};
+use crate::ops::{Lookup, NgramHash, NgramRows, NgramTable, Records, StreamGate, Value, WeightId};
 use crate::weights::{Declarations, Part};
 
 /// Sizes and tables.
@@ -30,7 +30,7 @@ pub struct NgramMemoryDims {
     /// Factors of the hash.
     pub multipliers: Vec<u64>,
     /// The tables, one after another.
-    pub tables: Vec<HashTable>,
+    pub tables: Vec<NgramTable>,
     /// Tensors that hold them, and the rows of each.
     pub shards: Vec<(String, usize)>,
 }
@@ -55,7 +55,7 @@ impl NgramMemory {
         let part = |p: &str| format!("{name}.{p}");
         let (all, inputs) = (dims.streams * dims.hidden, dims.tables.len() * dims.width);
         let rows: usize = dims.shards.iter().map(|s| s.1).sum();
-        let fits = |t: &HashTable| u64::from(t.offset) + u64::from(t.rows) <= rows as u64;
+        let fits = |t: &NgramTable| u64::from(t.offset) + u64::from(t.rows) <= rows as u64;
         ensure!(dims.tables.iter().all(fits), Mismatch, "{name}: tables {:?} do not lie in {rows} rows", dims.tables);
         let norm = |d: &mut Declarations, p: &str| RmsNorm::new(d, &part(p), all, dims.eps, dims.norm_add).by_group(dims.hidden);
         let shards = dims.shards.iter().map(|(tensor, rows)| Part::whole(&**tensor, *rows)).collect();
@@ -74,13 +74,8 @@ impl NgramMemory {
     /// Records the streams with what they took in.
     pub fn record(&self, t: &mut Tape<'_>, x: Value) -> Value {
         let (d, all) = (&self.dims, self.dims.streams * self.dims.hidden);
-        let ids = t.op(NgramHash {
-            history: self.history,
-            end: d.end,
-            multipliers: d.multipliers.clone(),
-            tables: d.tables.clone(),
-            y: Value::NONE,
-        });
+        let hash = NgramHash::Xor { multipliers: d.multipliers.clone(), end: d.end };
+        let ids = t.op(NgramRows { history: self.history, hash, tables: d.tables.clone(), y: Value::NONE });
         let rows = t.op(Lookup { ids, column: 0, count: d.tables.len(), table: self.table, y: Value::NONE });
         let projected = self.project.record(t, rows);
         let key = t.slice(projected, 0, all);

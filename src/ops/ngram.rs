@@ -1,4 +1,4 @@
-//! Hashes of the last tokens, as rows of n-gram embedding tables (LongCat-Flash-Lite, 2025).
+//! Hashes of the last tokens, as rows of n-gram embedding tables (LongCat-Flash-Lite, 2025; Qwen 4 Exp's n-gram memory).
 //!
 //! Earlier tokens come from records of the sequence, one a position, which this batch's tokens were appended to before.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
@@ -8,24 +8,75 @@ use super::{Frame, Op, Port, Records, Rows, Shape, Shapes, StateId, Turn, Value,
 use crate::error::Result;
 use crate::{ensure, op_common};
 
-/// One table: its size and how many tokens its hash reads.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One table, which may be one of several that lie one after another in a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NgramTable {
-    /// Rows.
-    pub rows: u64,
-    /// Tokens, the present one included.
+    /// Rows of this table.
+    pub rows: u32,
+    /// Rows of those before it in the same matrix.
+    pub offset: u32,
+    /// Tokens its hash reads, the present one included.
     pub tokens: usize,
 }
 
-/// `y[r][i] = sum_d token[-d] * base^d mod rows_i`, `d` below the table's tokens, ended by an earlier end-of-text token.
+/// From tokens to a row, before the remainder by the table's rows. `token[0]` is the present one.
+#[derive(Clone, Debug)]
+pub enum NgramHash {
+    /// `sum_d token[-d] * base^d`, up to an end-of-text token before the present one, or the sequence's start.
+    Polynomial {
+        /// The vocabulary's size.
+        base: u64,
+        /// Tokens that end a text.
+        ends: Vec<i32>,
+    },
+    /// `token[0] m_0 ^ token[-1] m_1 ^ ...`. A token that an end of text stands before, or that is before the sequence, counts as the
+    /// end of text.
+    Xor {
+        /// `m_0, m_1, ...`.
+        multipliers: Vec<u64>,
+        /// The end-of-text token.
+        end: i32,
+    },
+}
+
+impl NgramHash {
+    /// The row in a table of `rows`, from `token(d)`, the token `d` before the present one; `None` before the sequence.
+    fn row(&self, tokens: usize, rows: u32, token: impl Fn(usize) -> Option<i32>) -> u32 {
+        let size = u64::from(rows);
+        match self {
+            NgramHash::Polynomial { base, ends } => {
+                let (mut sum, mut power) = (0u64, 1 % size);
+                for (d, token) in (0..tokens).map_while(|d| Some((d, token(d)?))) {
+                    if d > 0 && ends.contains(&token) {
+                        break;
+                    }
+                    // Sizes are below 2^32 and tokens below 2^31, so neither product overflows.
+                    sum = (sum + token as u64 % size * power) % size;
+                    power = power * (base % size) % size;
+                }
+                sum as u32
+            }
+            NgramHash::Xor { multipliers, end } => {
+                let (mut ended, mut hash) = (false, 0u64);
+                for (d, multiplier) in multipliers[..tokens].iter().enumerate() {
+                    let token = if ended { *end } else { token(d).unwrap_or(*end) };
+                    ended |= d > 0 && token == *end;
+                    hash ^= (token as u64).wrapping_mul(*multiplier);
+                }
+                // The remainder of a signed number, as the tables were trained with.
+                (hash as i64).rem_euclid(i64::from(rows)) as u32
+            }
+        }
+    }
+}
+
+/// `y[r][i] = offset_i + hash(tokens up to row r) mod rows_i`.
 #[derive(Clone, Debug)]
 pub struct NgramRows {
     /// Tokens of the sequence, one a position.
     pub history: Records,
-    /// The vocabulary's size.
-    pub base: u64,
-    /// Tokens that end a text; what stands before one is not seen past it.
-    pub ends: Vec<i32>,
+    /// The hash.
+    pub hash: NgramHash,
     /// The tables.
     pub tables: Vec<NgramTable>,
     /// `[rows, tables]`, as bits.
@@ -36,18 +87,9 @@ impl NgramRows {
     fn rows(&self, frame: &Frame<'_>, segment: usize, row: usize, y: &mut [f32]) {
         let position = frame.batch.positions[row] as usize;
         let pages = frame.pages(segment, self.history.state);
+        let token = |d: usize| Some(self.history.read(&pages, position.checked_sub(d)?, &mut [0.0])[0] as i32);
         for (table, y) in self.tables.iter().zip(y) {
-            let (mut sum, mut power) = (0u64, 1 % table.rows);
-            for d in 0..table.tokens.min(position + 1) {
-                let token = self.history.read(&pages, position - d, &mut [0.0])[0] as u64;
-                if d > 0 && self.ends.contains(&(token as i32)) {
-                    break;
-                }
-                // Sizes are below 2^32 and tokens below 2^31, so neither product overflows.
-                sum = (sum + token % table.rows * power) % table.rows;
-                power = power * (self.base % table.rows) % table.rows;
-            }
-            *y = bits(sum as u32);
+            *y = bits(table.offset + self.hash.row(table.tokens, table.rows, token));
         }
     }
 }
@@ -65,10 +107,15 @@ impl Op for NgramRows {
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         self.history.check(shapes)?;
+        let longest = match &self.hash {
+            NgramHash::Polynomial { .. } => usize::MAX,
+            NgramHash::Xor { multipliers, .. } => multipliers.len(),
+        };
+        let sound = |t: &NgramTable| t.rows > 0 && t.offset.checked_add(t.rows).is_some() && t.tokens <= longest;
         ensure!(
-            self.tables.iter().all(|t| t.rows > 0 && t.rows < 1 << 32),
+            self.tables.iter().all(sound),
             Unsupported,
-            "ngram_rows: a table of no rows, or of 2^32 and more"
+            "ngram_rows: a table of no rows, past 2^32, or of more tokens than multipliers"
         );
         Ok(vec![Shape::f32(Rows::All, self.tables.len())])
     }

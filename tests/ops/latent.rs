@@ -164,8 +164,9 @@ fn hashes_of_tokens() {
     compare("ngram_rows", declare, Layout::F32, 1e-6, |b, w| {
         let x = b.t.op(TokenIds { y: Value::NONE });
         b.t.record(RecordWrite { x, records: history });
-        let tables = vec![NgramTable { rows: 57, tokens: 2 }, NgramTable { rows: 59, tokens: 3 }];
-        let ids = b.t.op(NgramRows { history, base: 32, ends: vec![3], tables, y: Value::NONE });
+        let tables = vec![NgramTable { rows: 57, offset: 0, tokens: 2 }, NgramTable { rows: 59, offset: 0, tokens: 3 }];
+        let hash = NgramHash::Polynomial { base: 32, ends: vec![3] };
+        let ids = b.t.op(NgramRows { history, hash, tables, y: Value::NONE });
         b.t.op(Lookup { ids, column: 0, count: 2, table: WeightId(w[0]), y: Value::NONE })
     });
     compare("engram_rows", declare, Layout::F32, 1e-6, |b, w| {
@@ -336,17 +337,18 @@ fn gated_streams() {
         let (out, x, weight) = (b.given(40), b.given(3 * 40), b.given_size(3, 4.0));
         b.t.op(HyperInject { out, x, weight, y: Value::NONE })
     });
-    let tables = vec![HashTable { rows: 7, offset: 0, tokens: 2 }, HashTable { rows: 25, offset: 7, tokens: 3 }];
+    let tables = vec![NgramTable { rows: 7, offset: 0, tokens: 2 }, NgramTable { rows: 25, offset: 7, tokens: 3 }];
     let declare = |d: &mut Declarations| {
         records(d, 1, 1, KvType::F32);
         vec![d.matrix("table", 32, 16).0]
     };
-    compare("ngram_hash", declare, Layout::F32, 1e-6, |b, w| {
+    compare("ngram_rows", declare, Layout::F32, 1e-6, |b, w| {
         let history = Records { state: StateId(0), width: 1, every: 1, dtype: KvType::F32 };
         let x = b.t.op(TokenIds { y: Value::NONE });
         b.t.record(RecordWrite { x, records: history });
         let multipliers = vec![(1 << 57) + 12345, (1 << 56) + 6789, 77];
-        let ids = b.t.op(NgramHash { history, end: 3, multipliers, tables: tables.clone(), y: Value::NONE });
+        let hash = NgramHash::Xor { multipliers, end: 3 };
+        let ids = b.t.op(NgramRows { history, hash, tables: tables.clone(), y: Value::NONE });
         b.t.op(Lookup { ids, column: 0, count: 2, table: WeightId(w[0]), y: Value::NONE })
     });
 }
