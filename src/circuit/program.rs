@@ -174,7 +174,7 @@ impl Program {
             progress.restart();
             self.instructions.iter_mut().for_each(|i| *i.counter.get_mut() = 0);
         }
-        let shelf = std::mem::take(&mut workspace.shelf);
+        let mut shelf = std::mem::take(&mut workspace.shelf);
         let frame = self.frame(workspace, batch, weights, simd::table());
         let pause = Pause::new(control);
         // Written by the leader, who is one thread for the whole run.
@@ -188,6 +188,7 @@ impl Program {
             }
         };
         let ran = pool.run_from(progress.open, &job);
+        shelf.level(pool.count() - 1);
         workspace.shelf = shelf;
         if let Err(e) = ran {
             progress.restart();

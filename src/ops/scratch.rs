@@ -4,6 +4,7 @@
 #![allow(unsafe_code)] // what is lent is reached through a pointer of the thread
 
 use crate::backend::cpu::activations::Q8Block;
+use crate::runtime;
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -59,6 +60,42 @@ impl Shelf {
         let buffers = lock(&self.helpers).pop().unwrap_or_default();
         lend(&mut Borrowed(self, buffers).1, f)
     }
+
+    /// Between runs: makes the buffers of everybody, the leader and up to `helpers`, as large as the largest ones. Every operation was
+    /// run by somebody, so whoever runs it next time finds room, also a helper that comes for the first time. Without memory for that,
+    /// buffers grow when they are used.
+    pub fn level(&mut self, helpers: usize) {
+        let leader = self.leader.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let others = self.helpers.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if others.len() < helpers && has_room(others, helpers) {
+            others.resize_with(helpers, Scratch::default);
+        }
+        let most = others.iter().fold(leader.room(), |most, one| std::array::from_fn(|i| most[i].max(one.room()[i])));
+        leader.grow(most);
+        others.iter_mut().for_each(|one| one.grow(most));
+    }
+}
+
+impl Scratch {
+    /// Elements each buffer has room for.
+    fn room(&self) -> [usize; 5] {
+        [self.a.capacity(), self.b.capacity(), self.blocks.capacity(), self.pairs.capacity(), self.groups.capacity()]
+    }
+
+    /// Makes room for as many.
+    fn grow(&mut self, room: [usize; 5]) {
+        let [a, b, blocks, pairs, groups] = room;
+        has_room(&mut self.a, a);
+        has_room(&mut self.b, b);
+        has_room(&mut self.blocks, blocks);
+        has_room(&mut self.pairs, pairs);
+        has_room(&mut self.groups, groups);
+    }
+}
+
+/// Makes room for exactly `room` elements, so that buffers made alike stay alike. Whether it is there.
+fn has_room<T>(v: &mut Vec<T>, room: usize) -> bool {
+    v.capacity() >= room || runtime::fallible(|| v.try_reserve_exact(room - v.len())).is_ok()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -101,4 +138,23 @@ impl Filler for u32 {
 
 impl Filler for Q8Block {
     const FILLER: Q8Block = Q8Block::ZERO;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_run_everybody_has_room_for_what_anybody_needed() {
+        let mut shelf = Shelf::default();
+        shelf.lend(true, || with(|s| sized(&mut s.a, 100).len()));
+        shelf.lend(false, || with(|s| sized(&mut s.b, 70).len()));
+        shelf.level(3);
+        let room = lock(&shelf.leader).room();
+        assert!(room[0] >= 100 && room[1] >= 70 && room[2] == 0);
+        assert!(lock(&shelf.helpers).len() == 3 && lock(&shelf.helpers).iter().all(|one| one.room() == room));
+        // And stays as it is.
+        shelf.level(3);
+        assert_eq!(lock(&shelf.leader).room(), room);
+    }
 }
