@@ -1,0 +1,114 @@
+//! Every example, built against the installed prefix and run on the small model, with the shared library and with the static one.
+
+use crate::{against, golden, have, prefix, root, scratch, succeed, text};
+
+/// An example is one entry. Both lines are run by `sh` in the repository's root with `PREFIX`, `PKG_CONFIG_PATH`, `MODEL`, `PROMPT`, `OUT` (an
+/// empty folder), `LINK` (`shared` or `static`) and `FLAGS`, what a C or C++ compiler needs for that.
+struct Example {
+    name: &'static str,
+    /// Tools without which it is skipped.
+    needs: &'static [&'static str],
+    /// How it is linked.
+    links: &'static [&'static str],
+    /// Makes `$OUT/program`, where it makes a program.
+    build: &'static str,
+    run: &'static str,
+    /// What it says, on either stream; `GOLDEN` for how the text goes on after `$PROMPT`.
+    says: &'static [&'static str],
+}
+
+/// Stands for the continuation that an independent implementation gives.
+const GOLDEN: &str = "(the golden's continuation)";
+
+const BOTH: &[&str] = &["shared", "static"];
+
+const EXAMPLES: &[Example] = &[
+    Example {
+        name: "chat",
+        needs: &["cc", "pkg-config"],
+        links: BOTH,
+        build: "cc -std=c11 -O1 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror -o $OUT/program examples/chat/chat.c $FLAGS",
+        run: "$OUT/program --raw --max-tokens 32 $MODEL \"$PROMPT\"",
+        says: &[GOLDEN, "tokens/s"],
+    },
+    Example {
+        name: "frame_loop",
+        needs: &["cc", "pkg-config"],
+        links: BOTH,
+        build: "cc -std=c11 -O1 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror -o $OUT/program examples/frame_loop/frame_loop.c $FLAGS -lm",
+        run: "$OUT/program --raw --frames 60 --svg $OUT/frames.svg $MODEL \"$PROMPT\"; tail -n 1 $OUT/frames.svg",
+        says: &[GOLDEN, "frame time: p50", "a second", "</svg>"],
+    },
+    Example {
+        name: "batch",
+        needs: &["c++", "pkg-config"],
+        links: BOTH,
+        build: "c++ -std=c++17 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror -o $OUT/program examples/batch/batch.cpp $FLAGS",
+        run: "$OUT/program --max-tokens 32 $MODEL 'The dog' \"$PROMPT\" 'One day'",
+        says: &[GOLDEN, "> The dog", "> One day", "tokens/s"],
+    },
+];
+
+#[test]
+fn every_example_runs_against_the_prefix() {
+    let Some(prefix) = prefix() else { return };
+    let (prompt, continuation) = golden();
+    for example in EXAMPLES {
+        if !have(example.needs) {
+            continue;
+        }
+        for link in example.links {
+            let out = scratch(&format!("example-{}-{link}", example.name));
+            let flags = match *link {
+                "static" => "$(pkg-config --static --cflags --libs metrale)",
+                _ => "$(pkg-config --cflags --libs metrale) -Wl,-rpath,$PREFIX/lib",
+            };
+            let line = |line: &str| {
+                let mut command = against(prefix, &format!("FLAGS=\"{flags}\"\n{line}"));
+                command.env("PROMPT", &prompt).env("OUT", &out).env("LINK", link);
+                command
+            };
+            let what = format!("{} ({link})", example.name);
+            succeed(&what, &mut line(example.build));
+            let said = succeed(&what, &mut line(example.run));
+            for expected in example.says.iter().map(|words| if *words == GOLDEN { continuation.as_str() } else { words }) {
+                assert!(said.contains(expected), "{what} does not say {expected:?}:\n{said}");
+            }
+            linked_as_asked(&what, &out.join("program"), *link == "shared");
+            println!("{what}: runs");
+        }
+    }
+}
+
+/// A program of the shared library names it by its SONAME; one of the static library does not.
+fn linked_as_asked(what: &str, program: &std::path::Path, shared: bool) {
+    if !have(&["readelf"]) || !program.exists() {
+        return;
+    }
+    let done = std::process::Command::new("readelf").arg("-d").arg(program).output().expect("readelf runs");
+    let names = text(&done.stdout).contains("Shared library: [libmetrale.so.");
+    assert_eq!(names, shared, "{what}: {}", text(&done.stdout));
+}
+
+/// Wrong arguments and missing files are answered, not signals.
+#[test]
+fn examples_say_how_they_are_used() {
+    let Some(prefix) = prefix() else { return };
+    for example in EXAMPLES.iter().filter(|example| example.build.starts_with("cc ") || example.build.starts_with("c++ ")) {
+        if !have(example.needs) {
+            continue;
+        }
+        let out = scratch(&format!("usage-{}", example.name));
+        let flags = "FLAGS=\"$(pkg-config --cflags --libs metrale) -Wl,-rpath,$PREFIX/lib\"\n";
+        succeed(example.name, against(prefix, &format!("{flags}{}", example.build)).env("OUT", &out));
+        let run = |arguments: &[&str]| {
+            let done = std::process::Command::new(out.join("program")).args(arguments).output().expect("it starts");
+            (done.status.code(), text(&done.stderr))
+        };
+        let (code, said) = run(&["--no-such-option"]);
+        assert!(code == Some(2) && said.contains("usage:"), "{}: {code:?} {said}", example.name);
+        let (code, said) = run(&["no-such-file.gguf", "x"]);
+        assert!(code == Some(1) && said.contains("no-such-file.gguf"), "{}: {code:?} {said}", example.name);
+        assert!(root().join("examples").join(example.name).join("README.md").exists(), "{} has no README.md", example.name);
+    }
+}
