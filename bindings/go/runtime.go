@@ -32,7 +32,8 @@ type Record struct {
 type RuntimeOptions struct {
 	Threads   int    // most threads of one computation; 0 takes the processors this process may use
 	MemoryCap uint64 // most bytes that may be taken at once; 0 for no limit
-	// Log gets the records up to LogLevel; it is called on several goroutines at once where several have something to say.
+	// Log gets the records up to LogLevel; it is called on several goroutines at once where several have something to say,
+	// some of which others wait for: it must not wait for sequences.
 	Log      func(Record)
 	LogLevel LogLevel
 }

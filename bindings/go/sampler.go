@@ -27,7 +27,8 @@ type Stage struct {
 // Hook is a stage of the caller's own: it may change logits, one for each token. Minus infinity rules a token out, and one that
 // was ruled out stays so. history are the sequence's tokens, prompt included. Neither slice may be kept. An error fails the
 // sequence's step and is in the chain of its error; so does a panic. What it does may depend on its arguments only, since it may
-// be called again for the same token. It may be called on several goroutines at once, and must not step sequences.
+// be called again for the same token. It may be called on several goroutines at once, and must not wait for sequences of
+// its model, all of which wait for it.
 type Hook func(logits []float32, history []Token) error
 
 // Greedy keeps only the highest logit.

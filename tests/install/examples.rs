@@ -47,6 +47,41 @@ const EXAMPLES: &[Example] = &[
         run: "$OUT/program --max-tokens 32 $MODEL 'The dog' \"$PROMPT\" 'One day'",
         says: &[GOLDEN, "> The dog", "> One day", "tokens/s"],
     },
+    // The Go binding's own tests, and those of the examples in Go, with the race detector.
+    Example {
+        name: "go",
+        needs: &["go", "cc", "pkg-config"],
+        links: BOTH,
+        build: "",
+        run: "sh bindings/go/test.sh $PREFIX $LINK",
+        says: &["ok  \tmetrale", "ok  \textract", "ok  \tserve"],
+    },
+    Example {
+        name: "extract-go",
+        needs: &["go", "cc", "pkg-config"],
+        links: BOTH,
+        build: "cd examples/extract-go && export GOTOOLCHAIN=local GOFLAGS=-buildvcs=false GOPROXY=off && case $LINK in
+            shared) CGO_LDFLAGS=-Wl,-rpath,$PREFIX/lib go build -o $OUT/program . ;; static) go build -tags metrale_static -o $OUT/program . ;; esac",
+        run: "$OUT/program $MODEL \"$PROMPT\"",
+        says: &["{\"title\":", "\"people\":["],
+    },
+    // What the Swift files use, beside what clang's module parser makes of the installed header; then Swift itself, where it is.
+    Example {
+        name: "swift-surface",
+        needs: &["clang", "python3"],
+        links: &["shared"],
+        build: "",
+        run: "python3 bindings/swift/check.py $PREFIX",
+        says: &["functions as the module declares them"],
+    },
+    Example {
+        name: "chat-swift",
+        needs: &["swift", "pkg-config"],
+        links: &["shared"],
+        build: "(cd bindings/swift && LD_LIBRARY_PATH=$PREFIX/lib swift test --scratch-path $OUT/tests) && cd examples/chat-swift && swift build --scratch-path $OUT/chat && cp $OUT/chat/debug/chat $OUT/program",
+        run: "LD_LIBRARY_PATH=$PREFIX/lib $OUT/program --raw $MODEL \"$PROMPT\"",
+        says: &[GOLDEN],
+    },
 ];
 
 #[test]

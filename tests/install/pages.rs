@@ -7,7 +7,13 @@
 use crate::{built, have, prefix, root, scratch, shell, succeed};
 
 /// A page, and the tools without which it is skipped. `$MODEL` is a small model, `prefix` is installed.
-const PAGES: &[(&str, &[&str])] = &[("docs/c.md", &["cc", "make", "pkg-config", "python3"]), ("docs/cpp.md", &["c++", "pkg-config"])];
+const PAGES: &[(&str, &[&str])] = &[
+    ("docs/c.md", &["cc", "make", "pkg-config", "python3"]),
+    ("docs/cpp.md", &["c++", "pkg-config"]),
+    ("docs/go.md", &["go", "cc", "pkg-config"]),
+    ("docs/rust.md", &["cargo"]),
+    ("docs/swift.md", &["swift", "pkg-config"]),
+];
 
 struct Step {
     command: String,
