@@ -44,17 +44,24 @@ fn older_glibc() {
     let object = PathBuf::from(variable("OUT_DIR")).join("glibc.o");
     let mut compiler = Command::new(driver());
     compiler.args(["-O2", "-fPIC", "-ffunction-sections", "-c"]).arg(&source).arg("-o").arg(&object);
-    if !compiler.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
-        println!("cargo:warning=bindings/c/glibc.c does not compile here: libmetrale.so will need this machine's glibc or a newer one");
+    let libraries = ["libpthread.so.0", "libdl.so.2"];
+    if !compiler.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) || !libraries.iter().all(|name| is_found(name)) {
+        println!("cargo:warning=bindings/c/glibc.c cannot be used here: libmetrale.so will need this machine's glibc or a newer one");
         return;
     }
     let text = std::fs::read_to_string(&source).expect("it was compiled");
     let names = text.lines().filter_map(|line| line.strip_prefix("OLD(").or(line.strip_prefix("OLD_STAT("))?.split(',').next());
     names.for_each(|name| println!("cargo:rustc-cdylib-link-arg=-Wl,--wrap={name}"));
     println!("cargo:rustc-cdylib-link-arg={}", object.display());
-    for library in ["libpthread.so.0", "libdl.so.2"] {
+    for library in libraries {
         println!("cargo:rustc-cdylib-link-arg=-Wl,--push-state,--no-as-needed,-l:{library},--pop-state");
     }
+}
+
+/// Whether the linker has a file of this name in its folders: the driver then says where.
+fn is_found(library: &str) -> bool {
+    let said = Command::new(driver()).arg(format!("-print-file-name={library}")).output();
+    said.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).trim().contains('/'))
 }
 
 /// What rustc calls to link.

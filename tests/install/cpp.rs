@@ -52,7 +52,7 @@ fn the_classes_are_clean_under_the_address_sanitizer() {
     run_all(prefix, "-asan", "-fsanitize=address,undefined", &environment);
 }
 
-/// The header under other languages and compilers; both ways of errors in one program.
+/// The header under other languages and compilers.
 #[test]
 fn the_header_compiles_everywhere() {
     let Some(prefix) = prefix() else { return };
@@ -66,6 +66,20 @@ fn the_header_compiles_everywhere() {
             succeed(&line, &mut against(prefix, &line));
         }
     }
+}
+
+/// Files that are compiled for either way of errors are linked into one program, and each keeps its own.
+#[test]
+fn both_ways_of_errors_share_a_program() {
+    let Some(prefix) = prefix() else { return };
+    if !have(&["c++", "pkg-config"]) {
+        return;
+    }
+    let out = scratch("cpp-both");
+    let line = "FLAGS=\"-std=c++17 -O0 $(pkg-config --cflags metrale)\"
+        c++ $FLAGS -c tests/cpp/both.cpp -o $OUT/thrown.o; c++ $FLAGS -DMETRALE_EXPECTED -c tests/cpp/both.cpp -o $OUT/returned.o
+        c++ $OUT/thrown.o $OUT/returned.o -o $OUT/both $(pkg-config --libs metrale) -Wl,-rpath,$PREFIX/lib; $OUT/both $MODEL";
+    succeed("both ways", against(prefix, line).env("OUT", &out));
 }
 
 /// Every function of the C header is called by the classes: what is new in C has a place in C++.

@@ -133,3 +133,19 @@ fn pages_name_what_there_is() {
     }
     assert_eq!(unknown("`metrale_lode` and METRALE_POOLING_*, metrale_load"), ["metrale_lode"]);
 }
+
+/// `make manual`: every function has its entry, and doxygen has nothing to complain about, which would be an error.
+#[test]
+fn the_manual_is_rendered() {
+    if !have(&["doxygen", "make"]) {
+        return;
+    }
+    let said = succeed("make manual", &mut shell("make -s manual"));
+    let folder = root().join(said.lines().last().expect("it says where")).parent().expect("a file in a folder").to_path_buf();
+    let entries = std::fs::read_to_string(folder.join("metrale_8h.html")).expect("the page of the header is there");
+    for name in ["metrale_load", "metrale_seq_fork", "metrale_grammar_regex", "metrale_status_name"] {
+        assert!(entries.contains(&format!(">{name}</a>")), "{name} has no entry");
+    }
+    let first = std::fs::read_to_string(folder.join("index.html")).expect("the first page is there");
+    assert!(first.contains("What holds for every function") && first.contains("METRALE_BUSY"));
+}
