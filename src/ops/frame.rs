@@ -4,10 +4,11 @@
 //! layout guarantees: an operation's outputs overlap none of its inputs, and `Turn::each` hands every chunk to one worker.
 #![allow(unsafe_code)]
 
-use super::{Kind, Rows, SlotId, StateId, Value, WeightId};
+use super::{Failure, Kind, Rows, SlotId, StateId, Value, WeightId};
 use crate::backend::cpu::activations::{Activations, Q8_BLOCK, Q8Block};
 use crate::backend::cpu::pack::Packed;
 use crate::backend::cpu::simd::Table;
+use crate::error::Result;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
@@ -301,8 +302,8 @@ impl Weight {
         }
     }
 
-    /// Decodes row `row` into `out`; experts' rows are counted one expert after the other.
-    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+    /// Decodes row `row` into `out`; experts' rows are counted one expert after the other. Only those left in their file can fail.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) -> Result<()> {
         match self {
             Weight::Vector(v) => out.copy_from_slice(&v[row * out.len()..][..out.len()]),
             Weight::Matrix(m) => m.decode_row(row, out),
@@ -310,9 +311,10 @@ impl Weight {
                 let rows = experts.first().map_or(1, Matrix::rows).max(1);
                 experts[row / rows].decode_row(row % rows, out);
             }
-            Weight::Paged(paged) => paged.decode_row(row / paged.rows(), row % paged.rows(), out),
+            Weight::Paged(paged) => return paged.decode_row(row / paged.rows(), row % paged.rows(), out),
             Weight::Stored(rows) => rows.decode_row(row, out),
         }
+        Ok(())
     }
 
     /// Bytes of memory it holds (mapped files do not count).
@@ -341,6 +343,8 @@ pub struct Frame<'a> {
     pub simd: &'static Table,
     /// Whether bfloat16 weights meet activations rounded alike; then `simd` has the products for it.
     pub rounds: bool,
+    /// Where an operation leaves what it could not do.
+    pub failure: &'a Failure,
     pub(crate) _workspace: PhantomData<&'a mut [u8]>,
 }
 
@@ -410,6 +414,13 @@ impl<'a> Frame<'a> {
     /// A weight.
     pub fn weight(&self, id: WeightId) -> &'a Weight {
         &self.weights[id.0 as usize]
+    }
+
+    /// As [`Weight::decode_row`]; a failure is the run's.
+    pub fn decode_row(&self, id: WeightId, row: usize, out: &mut [f32]) {
+        if let Err(e) = self.weight(id).decode_row(row, out) {
+            self.failure.note(e);
+        }
     }
 
     /// The segment a row belongs to.
