@@ -28,7 +28,7 @@ failed=0
 for name in ${*:-library errors model source parts text sequence state prefix step embed sampler grammar structs stack runtime threads teardown leave field faults}; do
     cc -std=c11 -D_DEFAULT_SOURCE -O1 -g -pthread "-fsanitize=$kind" -Iinclude "tests/c/$name.c" $names -o "$programs/$name" "$target/$host/debug/libmetrale.a" -lm -ldl
     # Sizes beyond all memory are asked for on purpose.
-    if ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=0 TSAN_OPTIONS=halt_on_error=1 \
+    if ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=0 TSAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1 \
         timeout "$limit" "$programs/$name" tests/fixtures/stories260k/model.gguf quick >"$programs/said" 2>&1; then
         echo "$kind $name: clean"
     else
