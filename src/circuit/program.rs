@@ -153,6 +153,7 @@ impl Program {
             batch,
             weights,
             simd,
+            workers: 1,
             rounds: self.rounds && simd.has_pairs(),
             _workspace: PhantomData,
         }
@@ -175,7 +176,7 @@ impl Program {
             self.instructions.iter_mut().for_each(|i| *i.counter.get_mut() = 0);
         }
         let mut shelf = std::mem::take(&mut workspace.shelf);
-        let frame = self.frame(workspace, batch, weights, simd::table());
+        let frame = Frame { workers: pool.count(), ..self.frame(workspace, batch, weights, simd::table()) };
         let pause = Pause::new(control);
         // Written by the leader, who is one thread for the whole run.
         let (open, place) = (AtomicUsize::new(progress.open), AtomicUsize::new(progress.place));
