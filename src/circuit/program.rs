@@ -160,6 +160,7 @@ impl Program {
             batch,
             weights,
             simd,
+            workers: 1,
             rounds: self.rounds && simd.has_pairs(),
             failure,
             _workspace: PhantomData,
@@ -184,7 +185,7 @@ impl Program {
         }
         let mut shelf = std::mem::take(&mut workspace.shelf);
         let failure = Failure::default();
-        let frame = self.frame(workspace, batch, weights, &failure, simd::table());
+        let frame = Frame { workers: pool.count(), ..self.frame(workspace, batch, weights, &failure, simd::table()) };
         let pause = Pause::new(control);
         // Written by the leader, who is one thread for the whole run.
         let (open, place) = (AtomicUsize::new(progress.open), AtomicUsize::new(progress.place));

@@ -243,13 +243,13 @@ impl Op for Attention {
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
         // An item is a block of rows and a block of heads of one segment: rows of one head in a prompt, heads of one row while decoding.
-        let heads = |s: &Segment| if s.rows.len() == 1 { HEADS.min(self.group()) } else { 1 };
-        let head_blocks = |s: &Segment| self.spec.heads * self.group().div_ceil(heads(s));
-        // Far into a sequence fewer rows make a piece, so that a run that shall leave off has not long to go.
+        let heads = |s: &Segment| if s.rows.len() == 1 { self.heads_of_a_row(frame.workers, s) } else { 1 };
+        let head_blocks = |s: &Segment| match heads(s) {
+            n if n >= self.group() => self.heads.div_ceil(n),
+            n => self.spec.heads * self.group().div_ceil(n),
+        };
         let block = |s: &Segment| {
-            let seen = self.window.unwrap_or(usize::MAX).min(s.position + s.rows.len());
-            let rows =
-                (MOST_WORK / (seen * (self.spec.key_dim + self.spec.value_dim)).max(1)).clamp(1, queries_at_once(self.spec.value_dim));
+            let rows = (MOST_WORK / self.work_of_a_query(s)).clamp(1, queries_at_once(self.spec.value_dim));
             if rows > TILE { rows / TILE * TILE } else { rows }
         };
         let items = |s: &Segment| s.rows.len().div_ceil(block(s)) * head_blocks(s);
@@ -261,15 +261,16 @@ impl Op for Attention {
                     if item < items(segment) {
                         let (first, head) = (item / head_blocks(segment) * block(segment), item % head_blocks(segment));
                         let start = segment.rows.start + first;
-                        let per_group = self.group().div_ceil(heads(segment));
-                        let first = head / per_group * self.group() + head % per_group * heads(segment);
-                        let last = (first + heads(segment)).min((head / per_group + 1) * self.group());
-                        self.attend(
-                            frame,
-                            &frame.pages(index, self.state),
-                            start..(start + block(segment)).min(segment.rows.end),
-                            first..last,
-                        );
+                        let (group, heads) = (self.group(), heads(segment));
+                        let heads = if heads >= group {
+                            head * heads..((head + 1) * heads).min(self.heads)
+                        } else {
+                            let blocks = group.div_ceil(heads);
+                            let first = head / blocks * group + head % blocks * heads;
+                            first..(first + heads).min((head / blocks + 1) * group)
+                        };
+                        let rows = start..(start + block(segment)).min(segment.rows.end);
+                        self.attend(frame, &frame.pages(index, self.state), rows, heads);
                         break;
                     }
                     item -= items(segment);
@@ -279,21 +280,39 @@ impl Op for Attention {
     }
 }
 
-/// Heads of one row that share a pass over the pages. More would leave workers without an item where there are few key/value heads.
-const HEADS: usize = 4;
 /// Rows that the kernel takes together.
 const TILE: usize = 6;
-/// Multiply-adds of a piece, where one row alone does not have more: about 0.2 ms.
+/// Multiply-adds of a piece, where one query alone does not have more: about 0.2 ms. Far into a sequence fewer rows make a piece, so that a
+/// run that shall leave off has not long to go.
 const MOST_WORK: usize = 1 << 23;
 
 impl Attention {
-    /// Rows of one segment and heads of one key/value head, in one pass over the pages.
+    /// Multiply-adds of a query at the end of a segment.
+    fn work_of_a_query(&self, s: &Segment) -> usize {
+        let seen = self.window.unwrap_or(usize::MAX).min(s.position + s.rows.len());
+        (seen * (self.spec.key_dim + self.spec.value_dim)).max(1)
+    }
+
+    /// Query heads of one row that share a pass over the pages: those of several key/value heads, as many as leave each worker its share, so
+    /// that pages are read in long runs; part of a group where it is large.
+    fn heads_of_a_row(&self, workers: usize, s: &Segment) -> usize {
+        let (most, group) = (queries_at_once(self.spec.value_dim), self.group());
+        if group > most {
+            return most;
+        }
+        // Twice the work of a piece: it waits for memory more than it computes.
+        let fit = (2 * MOST_WORK / (self.work_of_a_query(s) * group)).min(most / group);
+        fit.min(self.spec.heads.div_ceil(workers.max(1))).max(1) * group
+    }
+
+    /// Rows of one segment and heads, in one pass over the pages: one row, or heads of one key/value head.
     fn attend(&self, frame: &Frame<'_>, pages: &KvPages, rows: Range<usize>, heads: Range<usize>) {
         let (spec, y) = (&self.spec, frame.output(self.y));
         let empty = Query { q: std::ptr::null(), y: std::ptr::null_mut(), first: 0, last: 0, sink: None };
         let mut queries = [empty; QUERIES];
         let mut count = 0;
         let kv_head = heads.start / self.group();
+        // Rows of one head, or heads of one row: in either case head by head.
         for row in rows {
             for head in heads.clone() {
                 let position = frame.batch.positions[row] as usize;
@@ -310,6 +329,8 @@ impl Attention {
         }
         let call = Attend {
             queries: &queries[..count],
+            heads: heads.len().div_ceil(self.group()),
+            stride: spec.head_stride(),
             pages: pages.pages(),
             key_at: spec.key_at(kv_head),
             value_at: spec.value_at(kv_head),
@@ -355,6 +376,8 @@ mod tests {
             let query = Query { q: q.as_ptr(), y: y.as_mut_ptr(), first: 0, last: positions - 1, sink: None };
             let call = Attend {
                 queries: &[query],
+                heads: 1,
+                stride: 0,
                 pages: &pages,
                 key_at: spec.key_at(head),
                 value_at: spec.value_at(head),

@@ -49,14 +49,20 @@ pub struct KvSpec {
 
 impl KvSpec {
     /// Bytes of a page: for each head `PAGE` keys as `[PAGE/16][key_dim][16]` (lane = position, so that a query meets
-    /// sixteen keys without a horizontal sum), then for each head `PAGE` values as `[PAGE][value_dim]`.
+    /// sixteen keys without a horizontal sum), then `PAGE` values as `[PAGE][value_dim]`. A head's keys and values lie together, so that a
+    /// pass over some of the heads reads long runs.
     pub const fn page_bytes(&self) -> usize {
         self.heads * PAGE * (self.key_dim + self.value_dim) * self.dtype.bytes()
     }
 
+    /// Elements from one head of a page to the next.
+    pub const fn head_stride(&self) -> usize {
+        PAGE * (self.key_dim + self.value_dim)
+    }
+
     /// Element index of head `head`'s keys in a page.
     pub const fn key_at(&self, head: usize) -> usize {
-        head * PAGE * self.key_dim
+        head * self.head_stride()
     }
 
     /// Element index of element `d` of head `head`'s key at place `at` of a page.
@@ -66,7 +72,7 @@ impl KvSpec {
 
     /// Element index of head `head`'s values in a page.
     pub const fn value_at(&self, head: usize) -> usize {
-        self.heads * PAGE * self.key_dim + head * PAGE * self.value_dim
+        self.key_at(head) + PAGE * self.key_dim
     }
 }
 
@@ -341,6 +347,8 @@ pub struct Frame<'a> {
     pub weights: &'a [Weight],
     /// Fast bodies for this processor.
     pub simd: &'static Table,
+    /// Workers that may take part; how work is cut may depend on it, its bits not.
+    pub workers: usize,
     /// Whether bfloat16 weights meet activations rounded alike; then `simd` has the products for it.
     pub rounds: bool,
     /// Where an operation leaves what it could not do.

@@ -47,6 +47,8 @@ impl SourceAttention {
         }
         let call = Attend {
             queries: &queries[..count],
+            heads: 1,
+            stride: 0,
             pages: pages.pages(),
             key_at: spec.key_at(head),
             value_at: spec.value_at(head),
