@@ -8,7 +8,7 @@ use crate::backend::cpu::pause::Control;
 use crate::circuit::{self, Workspace};
 use crate::ensure;
 use crate::error::Result;
-use crate::ops::{Batch, KvPages, StatePointers, Value};
+use crate::ops::{Batch, StatePointers, Value};
 use crate::options::LoadOptions;
 use std::path::Path;
 use std::sync::Arc;
@@ -79,13 +79,13 @@ impl Engine {
         for piece in tokens.chunks(slice) {
             sequence.reserve(piece.len())?;
             sequence.state.begin()?;
-            let (position, pages, state) = (sequence.len(), sequence.kv(), sequence.state.pointers(false));
-            runner::fill(&mut batch, &[Work { tokens: piece, position, source: sequence.source(), pages, state }]);
+            let (position, pages, state) = (sequence.len(), &sequence.pages, sequence.state.pointers(false));
+            runner::fill(&mut batch, [Work { tokens: piece, position, source: sequence.source(), pages, state }]);
             match bodies {
                 Bodies::Fast | Bodies::Unfused => {
                     program.run(self.pool(), &mut workspace, &batch, self.weights(), &mut circuit::Progress::default(), Control::none())?;
                 }
-                Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights()),
+                Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights())?,
             }
             sequence.state.commit(Some(position));
             sequence.tokens.extend_from_slice(piece);
@@ -104,15 +104,14 @@ impl Engine {
         let (mut program, values) = prepare::compiled(circuit, Shape { rows: source.len(), sequences: 1 }, names)?;
         let mut workspace = Workspace::new(program.workspace_bytes())?;
         let pages = self.source_pages(source.len())?;
-        let kv = pages.iter().map(|pages| KvPages::new(pages.pointers())).collect();
         let mut batch = Batch::default();
-        let work = Work { tokens: source, position: 0, source: source.len(), pages: kv, state: StatePointers::none() };
-        runner::fill(&mut batch, &[work]);
+        let work = Work { tokens: source, position: 0, source: source.len(), pages: &pages, state: StatePointers::none() };
+        runner::fill(&mut batch, [work]);
         match bodies {
             Bodies::Fast | Bodies::Unfused => {
                 program.run(self.pool(), &mut workspace, &batch, self.weights(), &mut circuit::Progress::default(), Control::none())?;
             }
-            Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights()),
+            Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights())?,
         }
         let captured = |value: &Value| {
             let mut rows = Vec::new();

@@ -11,7 +11,7 @@ use crate::ops::{ExpertCache, PagedExperts, PanelSource, StoredRows, Weight};
 use crate::options::Compute;
 use crate::quant::{self, Unpacked};
 use crate::tensor::DType;
-use crate::weights::{Checkpoint, CodeForm, Form, Part, Pick, Role, Source, Stored, WeightSpec};
+use crate::weights::{Checkpoint, CodeForm, FileBytes, Form, Part, Pick, Role, Source, Stored, WeightSpec};
 use crate::{bail, ensure};
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
@@ -232,20 +232,36 @@ impl Packing {
 
 /// Rows of one expert's part at a time, out of the file (see [`PagedExperts`]).
 struct InFileExperts {
-    /// By expert and part: the tensor, and the part as it reads it.
-    parts: Vec<Vec<(Stored, Part, Layout)>>,
+    /// By expert and part.
+    parts: Vec<Vec<PagedPart>>,
     cols: usize,
+}
+
+/// Rows of an expert, left in their file.
+struct PagedPart {
+    stored: Stored,
+    /// As it reads the tensor.
+    part: Part,
+    layout: Layout,
+    /// For messages.
+    file: Option<Arc<FileBytes>>,
 }
 
 impl PanelSource for InFileExperts {
     fn pack(&self, expert: usize, part: usize, rows: Range<usize>) -> Result<Packed> {
-        let (stored, part, layout) = &self.parts[expert][part];
-        let mut packed = Packed::new(*layout, rows.len(), self.cols)?;
-        let mut scratch = Scratch::default();
-        for (panel, start) in packed.panels_mut().zip(rows.clone().step_by(LANES)) {
-            fill(stored, part, *layout, self.cols, start..(start + LANES).min(rows.end), panel, &mut scratch)?;
-        }
-        Ok(packed)
+        let PagedPart { stored, part, layout, file } = &self.parts[expert][part];
+        let pack = || {
+            let mut packed = Packed::new(*layout, rows.len(), self.cols)?;
+            let mut scratch = Scratch::default();
+            for (panel, start) in packed.panels_mut().zip(rows.clone().step_by(LANES)) {
+                fill(stored, part, *layout, self.cols, start..(start + LANES).min(rows.end), panel, &mut scratch)?;
+            }
+            Ok(packed)
+        };
+        pack().map_err(|e: Error| {
+            let file = file.as_ref().map_or("the checkpoint", |file| file.label());
+            e.context(format!("{file}: {}, rows {rows:?} of expert {expert}", part.tensor)).named(&part.tensor)
+        })
     }
 }
 
@@ -277,12 +293,13 @@ pub(super) fn paged(checkpoint: &Checkpoint, spec: &WeightSpec, layouts: &[Layou
         for (part, layout) in own.iter().zip(layouts.by_ref()) {
             let stored = find(checkpoint, &part.tensor)?;
             let part = oriented(part, &stored);
-            list.push((stored, part, layout));
+            let file = checkpoint.locate(&part.tensor).map(|(file, _)| file);
+            list.push(PagedPart { stored, part, layout, file });
         }
-        most = most.max(list.iter().map(|(_, part, layout)| Packed::bytes(*layout, part.rows, spec.cols).unwrap_or(0) as u64).sum());
+        most = most.max(list.iter().map(|own| Packed::bytes(own.layout, own.part.rows, spec.cols).unwrap_or(0) as u64).sum());
         parts.push(list);
     }
-    let rows = |list: &Vec<(Stored, Part, Layout)>| list.iter().map(|(_, part, _)| part.rows).collect::<Vec<_>>();
+    let rows = |list: &Vec<PagedPart>| list.iter().map(|own| own.part.rows).collect::<Vec<_>>();
     let first = parts.first().map(rows).unwrap_or_default();
     ensure!(parts.iter().all(|list| rows(list) == first), Internal, "{}: experts are put together from different parts", spec.name);
     let (count, source) = (parts.len(), Box::new(InFileExperts { parts, cols: spec.cols }));

@@ -2,6 +2,7 @@
 
 use super::load::Engine;
 use crate::backend::cpu::pause::Control;
+use crate::cache::LayerPages;
 use crate::circuit::{Outcome, Program, Progress, Workspace};
 use crate::error::Result;
 use crate::ops::{Batch, KvPages, Segment, StatePointers};
@@ -46,7 +47,7 @@ pub(super) struct Work<'a> {
     pub position: usize,
     /// Tokens of the source its sequence has read.
     pub source: usize,
-    pub pages: Vec<KvPages>,
+    pub pages: &'a [LayerPages],
     pub state: StatePointers,
 }
 
@@ -68,26 +69,27 @@ impl Runner {
         self.progress.restart();
     }
 
-    /// Runs a batch that was begun, from its start or from where it left off; `work` is the same each time. Once it is done,
-    /// rows of logits are read with [`Runner::logits`].
-    pub fn run(&mut self, work: &[Work<'_>], engine: &Engine, control: Control<'_>) -> Result<Outcome> {
+    /// The batch that is run, or run on: the same each time until it is done. Its pages and states must stay what they are until then.
+    pub fn set<'a>(&mut self, work: impl IntoIterator<Item = Work<'a>>) {
         fill(&mut self.batch, work);
-        let (rows, sequences) = (self.batch.tokens.len(), work.len());
+    }
+
+    /// Runs the batch, from its start or from where it left off. Once it is done, rows of logits are read with [`Runner::logits`].
+    pub fn run(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
+        let (rows, sequences) = (self.batch.tokens.len(), self.batch.segments.len());
         let program = pick(&mut self.programs, rows, sequences);
         program.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
     }
 
     /// As [`Runner::run`], for a source.
-    pub fn encode(&mut self, work: &Work<'_>, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
+    pub fn encode(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(encoder) = &mut self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
-        fill(&mut self.batch, std::slice::from_ref(work));
         encoder.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
     }
 
     /// As [`Runner::run`], to the last layer's output for every row; read with [`Runner::hidden`].
-    pub fn embed(&mut self, work: &Work<'_>, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
+    pub fn embed(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(hidden) = &mut self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
-        fill(&mut self.batch, std::slice::from_ref(work));
         hidden.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
     }
 
@@ -116,19 +118,28 @@ fn pick(programs: &mut [(Shape, Program)], rows: usize, sequences: usize) -> &mu
 }
 
 /// Writes the metadata of a batch.
-pub(super) fn fill(batch: &mut Batch, work: &[Work<'_>]) {
+pub(super) fn fill<'a>(batch: &mut Batch, work: impl IntoIterator<Item = Work<'a>>) {
     batch.tokens.clear();
     batch.positions.clear();
     batch.segments.clear();
     batch.kv.clear();
     batch.states.clear();
     batch.sources.clear();
+    // Room for the widest batch from the first one on, so that none allocates later.
+    batch.tokens.reserve(Shape::MOST_ROWS);
+    batch.positions.reserve(Shape::MOST_ROWS);
+    batch.segments.reserve(Shape::MOST_SEQUENCES);
+    batch.states.reserve(Shape::MOST_SEQUENCES);
+    batch.sources.reserve(Shape::MOST_SEQUENCES);
     for w in work {
         let start = batch.tokens.len();
+        if start == 0 {
+            batch.kv.reserve(Shape::MOST_SEQUENCES * w.pages.len());
+        }
         batch.tokens.extend_from_slice(w.tokens);
         batch.positions.extend((w.position..w.position + w.tokens.len()).map(|p| p as u32));
         batch.segments.push(Segment { rows: start..batch.tokens.len(), position: w.position });
-        batch.kv.extend_from_slice(&w.pages);
+        batch.kv.extend(w.pages.iter().map(|pages| KvPages::new(pages.pointers())));
         batch.kv_states = w.pages.len();
         batch.states.push(w.state);
         batch.sources.push(w.source);

@@ -18,6 +18,7 @@ mod embed;
 mod engram;
 mod expand_heads;
 mod expert_linear;
+mod failure;
 mod frame;
 mod hash_route;
 mod head_gate;
@@ -73,6 +74,7 @@ pub use embed::Embed;
 pub use engram::{EngramHash, EngramInject, EngramRows};
 pub use expand_heads::ExpandHeads;
 pub use expert_linear::ExpertLinear;
+pub use failure::Failure;
 pub use frame::{
     Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, SlotSpec, SlotState, StatePointers, StoredRows, Weight,
 };

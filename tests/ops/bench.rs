@@ -154,7 +154,7 @@ pub fn compare(
             if side == 0 {
                 program.run(&pool, &mut workspaces[0], &batch, &weights, &mut Progress::default(), Control::none()).unwrap();
             } else {
-                program.run_scalar(&mut workspaces[1], &batch, &weights);
+                program.run_scalar(&mut workspaces[1], &batch, &weights).unwrap();
             }
             let mut rows = Vec::new();
             program.read(&mut workspaces[side], &batch, output, &mut rows).unwrap();
