@@ -20,10 +20,10 @@ WARNINGS := -std=c11 -O2 -Wall -Wextra -Wpedantic
 # The program that writes the header: on the path, or where .ci/run puts it.
 CBINDGEN ?= $(or $(shell command -v cbindgen),$(wildcard build/own-tools/bin/cbindgen))
 
-.PHONY: demo chat library archive install uninstall dist manual test format lint header header-check abi fuzz sanitize soak models peer bench latency frames clean help
+.PHONY: demo chat library archive install uninstall dist manual test format lint header header-check abi fuzz sanitize soak models peer peer-avx2 variants bench latency frames clean help
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile
 
 demo: chat ## answer a prompt with a small real model: builds, fetches the model once, runs
 	@if model=$$($(PYTHON) examples/get_model.py smollm2-135m-instruct); then \
@@ -93,9 +93,16 @@ models: ## fetch three real models, which tests then use (840 MB, once)
 peer: ## build llama.cpp's llama-bench into build/peer, for benches/peer.py
 	$(PYTHON) benches/peer.py --build build/peer
 
-bench: peer ## our speed beside the peer's
+peer-avx2: ## the same without AVX-512, into build/peer-avx2
+	$(PYTHON) benches/peer.py --build build/peer-avx2 --avx2
+
+variants: peer ## models in other formats and shapes with random weights, for the table (13 GB)
+	$(PYTHON) benches/variants.py build/variants
+
+# ROWS='decode/* step/*' chooses rows; QUICK=1 is shorter; `python3 benches/table.py --list` names them all.
+bench: peer ## every speed beside the peer's and beside the machine's limits (docs/performance.md)
 	$(CARGO) build --locked --release --example metrale_bench
-	$(PYTHON) benches/peer.py $$($(PYTHON) examples/get_model.py smollm2-135m-instruct gemma-3-270m)
+	$(PYTHON) benches/table.py $(if $(QUICK),--quick) '$(ROWS)'
 
 latency: ## how well steps and cancels keep their bounds (docs/latency.md), on one thread and two
 	$(CARGO) build --locked --release --example step_latency
