@@ -19,6 +19,7 @@ mod engram;
 mod expand_heads;
 mod expert_linear;
 mod frame;
+mod gpu;
 mod hash_route;
 mod head_gate;
 mod head_linear;
@@ -76,6 +77,7 @@ pub use expert_linear::ExpertLinear;
 pub use frame::{
     Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, SlotSpec, SlotState, StatePointers, StoredRows, Weight,
 };
+pub use gpu::{Gpu, GpuWeight, Kv, LayoutKind, Part, View};
 pub use hash_route::HashRoute;
 pub use head_gate::HeadGate;
 pub use head_linear::HeadLinear;
@@ -249,6 +251,17 @@ pub trait Op: Debug + Send + Sync {
 
     /// The body every participant of a run calls; they share the work through `turn`. Helpers may call it when the work is done.
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>);
+
+    /// Queues the kernels that compute it on a GPU.
+    fn launch(&self, _gpu: &Gpu<'_>) -> Result<()> {
+        crate::bail!(Unsupported, "{}: has no GPU kernel", self.name())
+    }
+
+    /// Bytes of device memory that [`Op::launch`] uses between its kernels, for at most `rows` rows of `segments` sequences of `context`
+    /// positions on a device of `processors` multiprocessors.
+    fn gpu_scratch(&self, _rows: usize, _segments: usize, _context: usize, _processors: usize) -> usize {
+        0
+    }
 
     /// A copy behind a fresh box.
     fn boxed(&self) -> Box<dyn Op>;

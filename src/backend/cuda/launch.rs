@@ -1,0 +1,58 @@
+//! Launches: a kernel by name, a grid, and one struct of arguments.
+#![allow(unsafe_code)] // argument structs are handed to the driver as bytes
+
+use crate::error::Result;
+
+/// A kernel: the file under `kernels/` (without `.cu`) and the function in it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Kernel {
+    /// File.
+    pub file: &'static str,
+    /// Function; unique over all files.
+    pub name: &'static str,
+}
+
+/// How a launch covers its work.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid {
+    /// Blocks in each direction; none may be 0.
+    pub blocks: [u32; 3],
+    /// Threads of a block, in one dimension.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+}
+
+impl Grid {
+    /// `blocks` blocks of `threads`, without dynamic shared memory.
+    pub fn new(blocks: [usize; 3], threads: usize) -> Grid {
+        let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Grid { blocks: blocks.map(narrow), threads: narrow(threads), shared: 0 }
+    }
+
+    /// With dynamic shared memory.
+    pub fn shared(self, bytes: usize) -> Grid {
+        Grid { shared: u32::try_from(bytes).unwrap_or(u32::MAX), ..self }
+    }
+}
+
+/// The one argument of a kernel.
+///
+/// # Safety
+/// `#[repr(C)]` without padding bytes that matter, and field for field the struct of the kernels that it is launched with; every address in it
+/// is one of the device's.
+pub unsafe trait Args: Copy {}
+
+/// Where launches go, in order.
+pub trait Launch {
+    /// Queues a kernel.
+    fn launch(&self, kernel: Kernel, grid: Grid, args: &[u8]) -> Result<()>;
+    /// Multiprocessors of the device.
+    fn processors(&self) -> usize;
+}
+
+/// The bytes of an argument struct.
+pub fn bytes_of<A: Args>(args: &A) -> &[u8] {
+    // SAFETY: a `Copy` struct read as its bytes, only to be copied (padding is never looked at).
+    unsafe { std::slice::from_raw_parts((&raw const *args).cast(), size_of::<A>()) }
+}
