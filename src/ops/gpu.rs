@@ -70,6 +70,12 @@ pub struct Part {
     pub table: [i8; 16],
 }
 
+impl Part {
+    /// Nothing.
+    pub const NONE: Part =
+        Part { data: 0, panel_bytes: 0, rows: 0, cols: 0, first: 0, kind: LayoutKind::F32, block: 1, min: 0, table: [0; 16] };
+}
+
 /// Dims of key/value pages: `Kv`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]

@@ -45,6 +45,7 @@ mod residual_mix;
 mod rope;
 mod rope_tail;
 mod route;
+mod row_attention;
 mod scale;
 mod scale_by;
 mod scratch;

@@ -1,10 +1,23 @@
 //! 8-bit activations: codes with one scale for each 32 elements, and the sums the integer products need.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Kind, Op, Port, Shape, Shapes, Turn, Value, row_grain};
+use super::{Frame, Gpu, Kind, Op, Port, Shape, Shapes, Turn, Value, View, row_grain};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::backend::cpu::activations::{Q8_BLOCK, Q8Block};
 use crate::error::Result;
 use crate::{ensure, op_common};
+
+const QUANTIZE: Kernel = Kernel { file: "quantize", name: "quantize_rows" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct QuantizeArgs {
+    x: View,
+    y: View,
+}
+
+// SAFETY: the struct of kernels/quantize.cu.
+unsafe impl Args for QuantizeArgs {}
 
 /// `y = round(x / scale)` by blocks of 32, `scale = max|x| / 127`.
 #[derive(Clone, Debug)]
@@ -26,6 +39,12 @@ impl Op for Quantize {
         let x = shapes.value(self.x);
         ensure!(x.kind == Kind::F32 && x.width.is_multiple_of(32), Internal, "quantize: {x:?} is no row of 32-element blocks");
         Ok(vec![Shape { rows: x.rows, width: x.width, kind: Kind::Q8, sliced: false }])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = QuantizeArgs { x: gpu.view(self.x), y: gpu.view(self.y) };
+        let blocks = gpu.width(self.y) / Q8_BLOCK;
+        gpu.launch(QUANTIZE, Grid::new([gpu.rows(self.y), blocks.div_ceil(8), 1], blocks.clamp(1, 8) * 32), &args)
     }
 
     fn solo(&self, frame: &Frame<'_>) -> bool {

@@ -5,7 +5,8 @@
 //! pages does not enter the result.
 #![allow(unsafe_code)] // pages and rows of outputs, disjoint by row and head
 
-use super::{Frame, KvSpec, KvType, Op, PAGE, Port, Shape, Shapes, StateId, Turn, Value};
+use super::row_attention::RowAttention;
+use super::{Frame, Gpu, KvSpec, KvType, Op, PAGE, Port, Shape, Shapes, StateId, Turn, Value};
 use crate::backend::cpu::simd::attend::{Attend, QUERIES, Query, VALUE_DIM};
 use crate::error::Result;
 use crate::{ensure, op_common};
@@ -97,6 +98,26 @@ impl Op for SourceAttention {
             spec.value_dim
         );
         Ok(vec![Shape::f32(q.rows, spec.heads * spec.value_dim)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let call = RowAttention {
+            q: self.q,
+            y: self.y,
+            state: self.state,
+            spec: self.spec,
+            heads: self.spec.heads,
+            scale: self.scale,
+            window: None,
+            softcap: None,
+            sinks: None,
+            source: true,
+        };
+        call.launch(gpu)
+    }
+
+    fn gpu_scratch(&self, rows: usize, _segments: usize, context: usize, _processors: usize) -> usize {
+        RowAttention::scratch(rows, self.spec.heads, &self.spec, context)
     }
 
     fn scalar(&self, frame: &Frame<'_>) {

@@ -33,6 +33,12 @@ impl Grid {
         Grid { blocks: blocks.map(narrow), threads: narrow(threads), shared: 0, early: false }
     }
 
+    /// For kernels that walk over columns: a block takes four columns a thread of one row.
+    pub fn columns(rows: usize, width: usize) -> Grid {
+        let threads = width.div_ceil(4).next_multiple_of(32).clamp(32, 256);
+        Grid::new([rows, width.div_ceil(4 * threads), 1], threads)
+    }
+
     /// With dynamic shared memory.
     pub fn shared(self, bytes: usize) -> Grid {
         Grid { shared: u32::try_from(bytes).unwrap_or(u32::MAX), ..self }

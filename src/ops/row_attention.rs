@@ -1,0 +1,141 @@
+//! Attention of each query row by itself on a GPU: what `attention` and `source_attention` launch (kernels/attention.cu).
+#![allow(unsafe_code)] // argument structs
+
+use super::{Gpu, Kv, KvSpec, KvType, StateId, Value, View, WeightId};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
+use crate::error::Result;
+
+/// What is to be attended to.
+pub(super) struct RowAttention {
+    pub q: Value,
+    pub y: Value,
+    pub state: StateId,
+    pub spec: KvSpec,
+    pub heads: usize,
+    pub scale: f32,
+    pub window: Option<usize>,
+    pub softcap: Option<f32>,
+    pub sinks: Option<WeightId>,
+    /// Whether all of the segment's source is seen.
+    pub source: bool,
+}
+
+const fn kernel(name: &'static str) -> Kernel {
+    Kernel { file: "attention", name }
+}
+
+/// By the query heads that share a pass over keys and values.
+const HALF: [(usize, Kernel); 3] = [(1, kernel("attention_half_1")), (4, kernel("attention_half_4")), (8, kernel("attention_half_8"))];
+const FLOAT: [(usize, Kernel); 2] = [(1, kernel("attention_float_1")), (4, kernel("attention_float_4"))];
+const COMBINE: Kernel = kernel("attention_combine");
+
+/// As in kernels/attention.cu.
+const TILE: usize = 64;
+const THREADS: usize = 128;
+const MOST_CHUNKS: usize = 64;
+/// Most rows whose positions are cut into chunks: more fill the device by themselves.
+const FEW_ROWS: usize = 64;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct AttentionArgs {
+    pub q: View,
+    pub y: View,
+    pub batch: u64,
+    pub sinks: u64,
+    pub partial: u64,
+    pub kv: Kv,
+    pub state: u32,
+    pub heads: u32,
+    pub window: u32,
+    pub scale: f32,
+    pub softcap: f32,
+    pub chunks: u32,
+    pub partial_rows: u32,
+    pub source: u32,
+    pub most_rows: u32,
+    pub spare: u32,
+}
+
+// SAFETY: the struct of kernels/attention.cu.
+unsafe impl Args for AttentionArgs {}
+
+/// Chunks that `positions` are cut into at most; the first tile may begin before the first one that is seen.
+fn chunks(positions: usize) -> usize {
+    (positions.div_ceil(TILE) + 1).min(MOST_CHUNKS)
+}
+
+fn partial_bytes(rows: usize, heads: usize, spec: &KvSpec, chunks: usize) -> usize {
+    if chunks == 1 { 0 } else { rows * heads * chunks * (2 + spec.value_dim) * 4 }
+}
+
+impl RowAttention {
+    /// Bytes for the chunks' results.
+    pub fn scratch(rows: usize, heads: usize, spec: &KvSpec, context: usize) -> usize {
+        partial_bytes(rows.min(FEW_ROWS), heads, spec, chunks(context))
+    }
+
+    /// The arguments, for rows of segments shorter than `most_rows`.
+    pub fn args(&self, gpu: &Gpu<'_>, chunks: usize, most_rows: u32) -> AttentionArgs {
+        AttentionArgs {
+            q: gpu.view(self.q),
+            y: gpu.view(self.y),
+            batch: gpu.batch_at(),
+            sinks: gpu.vector(self.sinks),
+            partial: gpu.scratch().0,
+            kv: self.spec.into(),
+            state: gpu.kv_index(self.state),
+            heads: self.heads as u32,
+            window: self.window.map_or(0, |w| u32::try_from(w).unwrap_or(u32::MAX)),
+            scale: self.scale,
+            softcap: self.softcap.unwrap_or(0.0),
+            chunks: chunks as u32,
+            partial_rows: gpu.rows(self.y) as u32,
+            source: u32::from(self.source),
+            most_rows,
+            spare: 0,
+        }
+    }
+
+    /// Positions that the batch's longest row sees.
+    fn longest(&self, gpu: &Gpu<'_>) -> usize {
+        let batch = gpu.batch;
+        let seen = if self.source {
+            batch.sources.iter().copied().max().unwrap_or(0)
+        } else {
+            batch.segments.iter().map(|s| s.position + s.rows.len()).max().unwrap_or(0)
+        };
+        self.window.unwrap_or(usize::MAX).min(seen)
+    }
+
+    /// Queues the kernels for all rows.
+    pub fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        self.launch_for(gpu, u32::MAX)
+    }
+
+    /// Queues the kernels for rows of segments shorter than `most_rows`.
+    pub fn launch_for(&self, gpu: &Gpu<'_>, most_rows: u32) -> Result<()> {
+        let (rows, spec) = (gpu.rows(self.y), &self.spec);
+        let mut chunks = if rows <= FEW_ROWS { chunks(self.longest(gpu)) } else { 1 };
+        if partial_bytes(rows, self.heads, spec, chunks) > gpu.scratch().1 {
+            chunks = 1;
+        }
+        let group = self.heads / spec.heads;
+        let half = spec.dtype == KvType::F16;
+        let kernels: &[(usize, Kernel)] = if half { &HALF } else { &FLOAT };
+        // Queries of wide heads are many floats of shared memory.
+        let most = if spec.key_dim > 512 { 4 } else { 8 };
+        let (together, kernel) = *kernels.iter().find(|(n, _)| *n >= group.min(most)).unwrap_or(&kernels[kernels.len() - 1]);
+        let elements = if half { 8 } else { 4 };
+        let shares = THREADS / spec.value_dim.div_ceil(elements);
+        let shared = 4 * (together * (spec.key_dim + 2 * TILE + 3) + shares * spec.value_dim);
+        let grid = Grid::new([chunks, spec.heads * group.div_ceil(together), rows], THREADS).shared(shared);
+        let args = self.args(gpu, chunks, most_rows);
+        gpu.launch(kernel, grid, &args)?;
+        if chunks == 1 {
+            return Ok(());
+        }
+        let threads = spec.value_dim.next_multiple_of(32).clamp(MOST_CHUNKS, 256);
+        gpu.launch(COMBINE, Grid::new([self.heads, rows, 1], threads), &args)
+    }
+}
