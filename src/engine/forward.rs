@@ -73,7 +73,7 @@ pub(super) fn recompute(engine: &Engine, sequence: &mut Sequence, len: usize) ->
     let mut runner = engine.runner()?;
     runner.begin();
     while runner.run(std::slice::from_ref(&work), engine, Control::none())? == Outcome::Suspended {}
-    runner.logits(0, sequence.state.next_logits());
+    runner.logits(0, &mut sequence.state);
     sequence.state.commit(None);
     Ok(())
 }
@@ -172,7 +172,7 @@ fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])], cancelled: &dyn F
                 sequence.counters.passes += 1;
                 done[index] += count;
                 if done[index] == tokens.len() {
-                    runner.logits(row, sequence.state.next_logits());
+                    runner.logits(row, &mut sequence.state);
                 }
             }
         }

@@ -363,7 +363,7 @@ impl Call<'_, '_> {
             let (tokens, more) = rest.split_at(part.count);
             rest = more;
             let before = sequence.len();
-            self.stepper.runner.logits(row, sequence.state.next_logits());
+            self.stepper.runner.logits(row, &mut sequence.state);
             if part.borrowed > 0 {
                 sequence.take_borrowed(part.borrowed);
                 out.read += part.borrowed;
