@@ -44,6 +44,7 @@ mod residual_mix;
 mod rope;
 mod rope_tail;
 mod route;
+mod routed;
 mod row_attention;
 mod scale;
 mod scale_by;
@@ -53,6 +54,7 @@ mod shared_attention;
 mod sinusoid;
 mod softcap;
 mod source_attention;
+mod splits;
 mod stream_gate;
 mod tokens;
 
