@@ -56,7 +56,8 @@ impl Engine {
         names: &[&str],
         bodies: Bodies,
     ) -> Result<Vec<Captured>> {
-        ensure!((1..=Shape::MOST_ROWS).contains(&slice), InvalidArgument, "slices of {slice} rows; 1 to {} run", Shape::MOST_ROWS);
+        ensure!((1..=self.shapes().most_rows()).contains(&slice), InvalidArgument, "slices of {slice} rows; 1 to {} run", self.shapes().most_rows());
+        crate::ensure!(self.device.is_none(), Unsupported, "tensors of a run are kept on the processor alone; load the model for device 0");
         let mut circuit = self.prepared.circuit(true, bodies != Bodies::Fast)?;
         let mut values = Vec::with_capacity(names.len());
         for name in names {
@@ -99,6 +100,7 @@ impl Engine {
 
     /// Reads a source and returns the encoder's own named tensors (`encoded`, `layer.1`), as [`Engine::capture`] does for tokens.
     pub fn capture_source(self: &Arc<Self>, source: &[i32], names: &[&str], bodies: Bodies) -> Result<Vec<Captured>> {
+        crate::ensure!(self.device.is_none(), Unsupported, "tensors of a run are kept on the processor alone; load the model for device 0");
         self.check_source(source, self.info().context)?;
         let Some(circuit) = self.prepared.encoder_circuit(bodies != Bodies::Fast)? else { return Ok(Vec::new()) };
         let (mut program, values) = prepare::compiled(circuit, Shape { rows: source.len(), sequences: 1 }, names)?;

@@ -57,6 +57,7 @@ struct Probe<'a> {
 impl<'a> Probe<'a> {
     fn new(sequence: &'a Sequence) -> Result<Probe<'a>> {
         let engine = sequence.engine();
+        crate::ensure!(engine.device.is_none(), Unsupported, "tensors of a run are looked at on the processor alone");
         let circuit = engine.prepared.circuit(true, false)?;
         let layers = (0..).map(|index| format!("layer.{index}")).take_while(|name| circuit.named(name).is_some());
         let names = std::iter::once("embedding".to_string()).chain(layers).chain(["hidden".into()]);
