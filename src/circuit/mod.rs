@@ -4,6 +4,8 @@
 //! [`fuse`] rewrites neighbours (each rule exact or checked against the reference); [`Layout`] gives every value a place in one
 //! workspace; [`Program`] runs the operations in order on the worker pool. [`explain`] prints any stage as text.
 
+#[cfg(feature = "cuda")]
+mod device;
 mod dump;
 mod fuse;
 mod layout;
@@ -11,6 +13,8 @@ mod lower;
 mod program;
 mod tape;
 
+#[cfg(feature = "cuda")]
+pub use device::{DeviceWeights, DeviceWorkspace};
 pub use dump::explain;
 pub use fuse::{RULES, Rule, fuse};
 pub use layout::Layout;

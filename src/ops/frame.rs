@@ -130,6 +130,16 @@ impl StatePointers {
         StatePointers { read, write, len }
     }
 
+    /// Where the floats before the run lie, as a number.
+    pub fn read_address(&self) -> u64 {
+        self.read.addr() as u64
+    }
+
+    /// Where those after it go.
+    pub fn write_address(&self) -> u64 {
+        self.write.addr() as u64
+    }
+
     /// For models without recurrent slots.
     pub const fn none() -> StatePointers {
         StatePointers { read: std::ptr::null(), write: std::ptr::null_mut(), len: 0 }

@@ -222,6 +222,11 @@ impl Gpu<'_> {
         self.stream.processors()
     }
 
+    /// Queues a copy to the device.
+    pub fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
+        self.stream.write(to, bytes)
+    }
+
     /// Queues a kernel.
     pub fn launch<A: Args>(&self, kernel: Kernel, grid: Grid, args: &A) -> Result<()> {
         if grid.blocks.contains(&0) {

@@ -10,6 +10,7 @@
 mod act;
 mod add;
 mod attention;
+mod batch_image;
 mod combine;
 mod conv;
 mod decay;
@@ -55,6 +56,7 @@ mod softcap;
 mod source_attention;
 mod stream_gate;
 mod tokens;
+mod upload;
 
 use crate::backend::cpu::pause::Pause;
 use crate::backend::cpu::pool::Worker;
@@ -67,6 +69,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub use act::{ActMul, Activation};
 pub use add::{Add, AddNorm};
 pub use attention::{Attention, CacheWrite};
+pub use batch_image::BatchPlaces;
 pub use combine::Combine;
 pub use conv::Conv;
 pub use decay::Decay;
@@ -112,6 +115,7 @@ pub use softcap::Softcap;
 pub use source_attention::SourceAttention;
 pub use stream_gate::StreamGate;
 pub use tokens::{Lookup, TokenIds};
+pub use upload::{Place, part as part_of, upload};
 
 /// A tensor of the circuit, by number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

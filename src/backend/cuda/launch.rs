@@ -21,13 +21,16 @@ pub struct Grid {
     pub threads: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
+    /// Whether it may begin before the kernels queued earlier have ended (programmatic dependent launch): it waits for them itself, by
+    /// `wait_for_before`, ahead of the first look at what they write.
+    pub early: bool,
 }
 
 impl Grid {
     /// `blocks` blocks of `threads`, without dynamic shared memory.
     pub fn new(blocks: [usize; 3], threads: usize) -> Grid {
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        Grid { blocks: blocks.map(narrow), threads: narrow(threads), shared: 0 }
+        Grid { blocks: blocks.map(narrow), threads: narrow(threads), shared: 0, early: false }
     }
 
     /// For kernels that walk over columns: a block takes four columns a thread of one row.
@@ -39,6 +42,11 @@ impl Grid {
     /// With dynamic shared memory.
     pub fn shared(self, bytes: usize) -> Grid {
         Grid { shared: u32::try_from(bytes).unwrap_or(u32::MAX), ..self }
+    }
+
+    /// That may begin early: see [`Grid::early`].
+    pub fn early(self) -> Grid {
+        Grid { early: true, ..self }
     }
 }
 
@@ -53,6 +61,8 @@ pub unsafe trait Args: Copy {}
 pub trait Launch {
     /// Queues a kernel.
     fn launch(&self, kernel: Kernel, grid: Grid, args: &[u8]) -> Result<()>;
+    /// Queues a copy to the device; the bytes may be anything afterwards.
+    fn write(&self, to: u64, bytes: &[u8]) -> Result<()>;
     /// Multiprocessors of the device.
     fn processors(&self) -> usize;
 }
