@@ -53,7 +53,8 @@ fn processor() -> metrale_device {
 }
 
 fn nvidia(place: usize) -> Result<metrale_device> {
-    let missing = |why: String| Error::new(Kind::NotFound, format!("there is no device {}; device 0 is the processor, and {why}", place + 1));
+    let missing =
+        |why: String| Error::new(Kind::NotFound, format!("there is no device {}; device 0 is the processor, and {why}", place + 1));
     let found = cuda::devices().map_err(|reason| missing(reason.to_string()))?;
     let Some(info) = found.get(place) else { return Err(missing(format!("NVIDIA devices are 1 to {}", found.len()))) };
     let (free, total) = cuda::Device::open(place)?.memory()?;

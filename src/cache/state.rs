@@ -168,7 +168,9 @@ impl State {
     /// Appends all floats, little-endian.
     pub fn write_to(&self, out: &mut Vec<u8>) -> Result<()> {
         match self.memory() {
-            Memory::Host(buffer) => buffer.as_slice_of::<f32>()[..self.floats()].iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes())),
+            Memory::Host(buffer) => {
+                buffer.as_slice_of::<f32>()[..self.floats()].iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()))
+            }
             Memory::Device(_) => {
                 let start = out.len();
                 reserve(out, self.bytes(), "a recurrent state")?;

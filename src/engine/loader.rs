@@ -4,8 +4,8 @@
 //! frees everything. Headers, the tokenizer and each program are made in one piece.
 
 use super::cost::Cost;
-use super::info::Info;
 use super::fingerprint::Maker;
+use super::info::Info;
 use super::load::{Engine, OnDevice};
 use super::making::{Making, Room};
 use super::pack::{self, Supply};

@@ -339,7 +339,8 @@ impl Prepared {
         let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences, self.kept()));
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
         let states = (sequences as u64).saturating_mul(2).saturating_add(1).saturating_mul(4);
-        let workspace = |list: &[&Program]| DeviceWorkspace::bytes(list, self.declarations.kv.len(), self.context, device.info().processors);
+        let workspace =
+            |list: &[&Program]| DeviceWorkspace::bytes(list, self.declarations.kv.len(), self.context, device.info().processors);
         let others = programs.encoder.iter().chain(&programs.hidden);
         let blocking: Vec<&Program> = programs.blocking.iter().map(|(_, program)| program).chain(others).collect();
         let steps: Vec<&Program> = programs.steps.iter().map(|(_, program)| program).collect();

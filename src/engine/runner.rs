@@ -6,7 +6,7 @@ use crate::backend::cuda::Stream;
 use crate::cache::SequenceState;
 use crate::circuit::{DeviceWorkspace, Outcome, Program, Progress, Workspace};
 use crate::error::Result;
-use crate::ops::{Batch, KvPages, Segment, StatePointers};
+use crate::ops::{Batch, KvPages, Segment, StatePointers, Value};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -67,11 +67,58 @@ pub(super) struct Runner {
     encoder: Option<Program>,
     /// To the last layer's output instead of logits.
     hidden: Option<Program>,
-    workspace: Workspace,
-    /// In place of the workspace, where a device runs the programs.
-    device: Option<DeviceWorkspace>,
+    room: Room,
     batch: Batch,
     progress: Progress,
+}
+
+/// What programs run in, where the model computes.
+pub(super) enum Room {
+    Host(Workspace),
+    Device(Box<DeviceWorkspace>),
+}
+
+impl Room {
+    /// For these programs; `stream` is that of the device. Of the batches: key/value states, and the longest sequence.
+    pub fn new(programs: &[&Program], stream: Option<&Arc<Stream>>, (kv_states, context): (usize, usize)) -> Result<Room> {
+        Ok(match stream {
+            Some(stream) => Room::Device(Box::new(DeviceWorkspace::new(stream, programs, kv_states, context)?)),
+            None => Room::Host(Workspace::new(programs.iter().map(|p| p.workspace_bytes()).max().unwrap_or(0))?),
+        })
+    }
+
+    /// For a program of a loaded model.
+    pub fn of(engine: &Engine, program: &Program) -> Result<Room> {
+        let stream = engine.device.as_ref().map(|device| &device.stream);
+        Room::new(&[program], stream, (engine.pools().len(), engine.info().context))
+    }
+
+    /// Runs a program, or goes on with it. With `keep` its rows are logits, which a device then puts behind the slots of the states.
+    pub fn run(
+        &mut self,
+        engine: &Engine,
+        program: &mut Program,
+        batch: &Batch,
+        progress: &mut Progress,
+        keep: bool,
+        control: Control<'_>,
+    ) -> Result<Outcome> {
+        match self {
+            Room::Host(workspace) => program.run(engine.pool(), workspace, batch, engine.weights(), progress, control),
+            Room::Device(workspace) => {
+                let slots = keep.then(|| engine.states().0.layout().slot_floats());
+                workspace.run(program, batch, engine.device_weights()?, slots, control)
+            }
+        }
+    }
+
+    /// Rows of a value that was kept.
+    pub fn read(&mut self, program: &Program, batch: &Batch, value: Value, out: &mut Vec<f32>) -> Result<()> {
+        match self {
+            Room::Host(workspace) => program.read(workspace, batch, value, out),
+            Room::Device(workspace) => workspace.read(program, batch, value, out),
+        }
+    }
 }
 
 /// Tokens to append to one sequence, its pages by key/value state, and its recurrent state.
@@ -91,28 +138,26 @@ impl Runner {
         [encoder, hidden]: [Option<Program>; 2],
         slots: &Arc<[Range<usize>]>,
         stream: Option<&Arc<Stream>>,
-        (kv_states, context): (usize, usize),
+        sizes: (usize, usize),
     ) -> Result<Runner> {
         let batch = Batch { slots: Arc::clone(slots), ..Batch::default() };
         let all: Vec<&Program> = programs.iter().map(|(_, p)| p).chain(&encoder).chain(&hidden).collect();
-        let device = stream.map(|stream| DeviceWorkspace::new(stream, &all, kv_states, context)).transpose()?;
-        let bytes = match device {
-            Some(_) => 0,
-            None => all.iter().map(|p| p.workspace_bytes()).max().unwrap_or(0),
-        };
-        Ok(Runner { programs, encoder, hidden, workspace: Workspace::new(bytes)?, device, batch, progress: Progress::default() })
+        let room = Room::new(&all, stream, sizes)?;
+        Ok(Runner { programs, encoder, hidden, room, batch, progress: Progress::default() })
     }
 
     /// Gives back what is kept between runs.
     pub fn trim(&mut self) {
-        self.workspace.trim();
+        if let Room::Host(workspace) = &mut self.room {
+            workspace.trim();
+        }
     }
 
     /// Begins a batch; one that was under way is forgotten.
     pub fn begin(&mut self) {
         self.progress.restart();
-        if let Some(device) = &mut self.device {
-            device.restart();
+        if let Room::Device(workspace) = &mut self.room {
+            workspace.restart();
         }
     }
 
@@ -120,72 +165,48 @@ impl Runner {
     /// rows of logits are read with [`Runner::logits`].
     pub fn run(&mut self, work: &[Work<'_>], engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         fill(&mut self.batch, work);
-        let (rows, sequences) = (self.batch.tokens.len(), work.len());
-        let program = pick(&mut self.programs, rows, sequences);
-        match &mut self.device {
-            Some(device) => {
-                let slots = engine.states().0.layout().slot_floats();
-                device.run(program, &self.batch, engine.device_weights()?, Some(slots), control)
-            }
-            None => program.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control),
-        }
+        let program = pick(&mut self.programs, self.batch.tokens.len(), work.len());
+        self.room.run(engine, program, &self.batch, &mut self.progress, true, control)
     }
 
     /// As [`Runner::run`], for a source.
     pub fn encode(&mut self, work: &Work<'_>, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(encoder) = &mut self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
         fill(&mut self.batch, std::slice::from_ref(work));
-        match &mut self.device {
-            Some(device) => device.run(encoder, &self.batch, engine.device_weights()?, None, control),
-            None => encoder.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control),
-        }
+        self.room.run(engine, encoder, &self.batch, &mut self.progress, false, control)
     }
 
     /// As [`Runner::run`], to the last layer's output for every row; read with [`Runner::hidden`].
     pub fn embed(&mut self, work: &Work<'_>, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(hidden) = &mut self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
         fill(&mut self.batch, std::slice::from_ref(work));
-        match &mut self.device {
-            Some(device) => device.run(hidden, &self.batch, engine.device_weights()?, None, control),
-            None => hidden.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control),
-        }
+        self.room.run(engine, hidden, &self.batch, &mut self.progress, false, control)
     }
 
     /// The rows that [`Runner::embed`] computed.
     pub fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()> {
         let Some(hidden) = &self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
-        read(hidden, &mut self.workspace, self.device.as_ref(), &self.batch, out)
+        self.room.read(hidden, &self.batch, hidden.output(), out)
     }
 
     /// The rows that [`Runner::encode`] computed.
     pub fn encoded(&mut self, out: &mut Vec<f32>) -> Result<()> {
         let Some(encoder) = &self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
-        read(encoder, &mut self.workspace, self.device.as_ref(), &self.batch, out)
+        self.room.read(encoder, &self.batch, encoder.output(), out)
     }
 
     /// Leaves the logits of the last batch's sequence `index` with its state.
     pub fn logits(&mut self, index: usize, state: &mut SequenceState) {
-        if let Some(device) = &self.device {
+        match &mut self.room {
             // The row is there already.
-            state.set_next_best(device.best(index));
-        } else if let Some(row) = state.next_logits() {
-            let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
-            program.copy_output_row(&mut self.workspace, &self.batch, index, row);
+            Room::Device(workspace) => state.set_next_best(workspace.best(index)),
+            Room::Host(workspace) => {
+                let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
+                if let Some(row) = state.next_logits() {
+                    program.copy_output_row(workspace, &self.batch, index, row);
+                }
+            }
         }
-    }
-}
-
-/// The rows that a program computed.
-fn read(
-    program: &Program,
-    workspace: &mut Workspace,
-    device: Option<&DeviceWorkspace>,
-    batch: &Batch,
-    out: &mut Vec<f32>,
-) -> Result<()> {
-    match device {
-        Some(device) => device.read(program, batch, program.output(), out),
-        None => program.read(workspace, batch, program.output(), out),
     }
 }
 
