@@ -49,6 +49,7 @@ impl DeviceWorkspace {
             batch_at: self.batch.address(),
             batch,
             weights,
+            rounds: program.rounds(),
             stream: &queue,
             scratch: (self.scratch.address(), self.scratch.len()),
         };

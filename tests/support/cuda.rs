@@ -76,7 +76,7 @@ fn build(mode: Mode) -> Option<PathBuf> {
     // Test programs may be run side by side.
     let lock = File::create(folder.join("lock")).unwrap();
     lock.lock().unwrap();
-    let headers = newest(&root.join("kernels/common"), "cuh").max(newest(&root.join("tests/cuda"), "hpp"));
+    let headers = newest(&root.join("kernels/common"), "cuh").max(newest(&root.join("kernels/formats"), "cuh")).max(newest(&root.join("tests/cuda"), "hpp"));
     let mut jobs: Vec<(PathBuf, PathBuf, Vec<String>)> = Vec::new();
     let mut objects = Vec::new();
     for (dir, kind) in [("kernels", "cu"), ("tests/cuda", "cpp")] {
