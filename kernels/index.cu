@@ -29,7 +29,7 @@ DEVICE u32 ordered(float score) {
 }
 // Keys that a row may meet, and how many candidates its numbers are about.
 DEVICE u32 visible_of(const IndexArgs& a, u32 row) { return (a.batch->positions[row] + 1) / a.keys.every; }
-DEVICE u32 candidates_of(const IndexArgs& a, u32 visible) { return a.blocks.data ? a.blocks.width * a.block : visible; }
+DEVICE u32 candidates_of(const IndexArgs& a, u32 visible) { return a.blocks.data ? least(a.blocks.width, over_up(visible, a.block)) * a.block : visible; }
 // Key of a candidate; beyond the visible ones where there is none.
 DEVICE u32 key_of(const IndexArgs& a, u32 row, u32 candidate) {
     if (!a.blocks.data) return candidate;

@@ -29,7 +29,7 @@ impl View {
 }
 
 /// How packed weights are stored: `LayoutKind`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum LayoutKind {
     /// f32.
@@ -164,6 +164,11 @@ impl Gpu<'_> {
         self.segments
     }
 
+    /// Whether a value is in 8-bit blocks.
+    pub fn is_q8(&self, value: Value) -> bool {
+        self.slots[value.0 as usize].kind == Kind::Q8
+    }
+
     /// Elements in a row of a value.
     pub fn width(&self, value: Value) -> usize {
         self.slots[value.0 as usize].width
@@ -201,6 +206,15 @@ impl Gpu<'_> {
         match self.weight(id) {
             GpuWeight::Matrix(parts) => parts,
             _ => panic!("the tape's check asked for a matrix"),
+        }
+    }
+
+    /// Calls `f` with each part that a table's rows are in, or with the address of a vector that holds rows of `width`. A row is in one of them.
+    pub fn each_part(&self, table: WeightId, width: usize, mut f: impl FnMut(Part, u64) -> Result<()>) -> Result<()> {
+        match self.weight(table) {
+            GpuWeight::Matrix(parts) => parts.iter().try_for_each(|part| f(*part, 0)),
+            GpuWeight::Vector { data, len } => f(Part { rows: (len / width.max(1)) as u32, cols: width as u32, ..Part::NONE }, *data),
+            GpuWeight::Experts { .. } => panic!("the tape's check asked for a matrix"),
         }
     }
 

@@ -2,8 +2,8 @@
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
 use super::{Frame, Gpu, Kind, Op, Port, Shape, Shapes, Turn, Value, View, row_grain};
-use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::backend::cpu::activations::{Q8_BLOCK, Q8Block};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 

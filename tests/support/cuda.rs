@@ -33,7 +33,7 @@ impl Mode {
 }
 
 /// What every file is compiled with. Aliasing: kernels look at memory as words of other types.
-const FLAGS: [&str; 10] = [
+const FLAGS: [&str; 12] = [
     "-std=c++17",
     "-fPIC",
     "-fno-strict-aliasing",
@@ -43,6 +43,8 @@ const FLAGS: [&str; 10] = [
     "-Wall",
     "-Wextra",
     "-Wno-unused-function",
+    "-Wno-unknown-pragmas",
+    "-Wno-parentheses",
     "-DMETRALE_HOST",
 ];
 
@@ -76,7 +78,8 @@ fn build(mode: Mode) -> Option<PathBuf> {
     // Test programs may be run side by side.
     let lock = File::create(folder.join("lock")).unwrap();
     lock.lock().unwrap();
-    let headers = newest(&root.join("kernels/common"), "cuh").max(newest(&root.join("kernels/formats"), "cuh")).max(newest(&root.join("tests/cuda"), "hpp"));
+    let headers = ["kernels/common", "kernels/formats"].map(|dir| newest(&root.join(dir), "cuh"));
+    let headers = headers.into_iter().fold(newest(&root.join("tests/cuda"), "hpp"), SystemTime::max);
     let mut jobs: Vec<(PathBuf, PathBuf, Vec<String>)> = Vec::new();
     let mut objects = Vec::new();
     for (dir, kind) in [("kernels", "cu"), ("tests/cuda", "cpp")] {

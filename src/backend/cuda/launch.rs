@@ -39,6 +39,12 @@ impl Grid {
         Grid::new([rows, width.div_ceil(4 * threads), 1], threads)
     }
 
+    /// For kernels with a thread for each column of each row, in blocks of at most `threads`.
+    pub fn cells(rows: usize, width: usize, threads: usize) -> Grid {
+        let threads = width.next_multiple_of(32).clamp(32, threads);
+        Grid::new([rows, width.div_ceil(threads), 1], threads)
+    }
+
     /// With dynamic shared memory.
     pub fn shared(self, bytes: usize) -> Grid {
         Grid { shared: u32::try_from(bytes).unwrap_or(u32::MAX), ..self }

@@ -25,4 +25,4 @@ pub use memory::{Block, Pinned};
 #[cfg(feature = "cuda")]
 pub use probe::{Info, Reason, devices};
 #[cfg(feature = "cuda")]
-pub use stream::{Queue, Stream};
+pub use stream::{Event, Queue, Stream};

@@ -1,6 +1,7 @@
 //! Kernels compiled at run time, by NVIDIA's compiler library where it is installed.
 #![allow(unsafe_code)] // calls of NVRTC
 
+use super::probe::architecture;
 use super::sys::{self, Nvrtc, Program};
 use crate::bail;
 use crate::error::{Error, Kind, Result, vec_filled};
@@ -27,11 +28,6 @@ fn library() -> Result<&'static Nvrtc, String> {
         })
         .as_ref()
         .map_err(Clone::clone)
-}
-
-/// The name of the architecture that code for a device is made for. From 9.0 on that is the one with what only it has.
-pub(super) fn architecture((major, minor): (u32, u32)) -> String {
-    format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
 }
 
 /// A program that is destroyed when it goes.
