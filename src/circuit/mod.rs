@@ -14,7 +14,7 @@ mod program;
 mod tape;
 
 #[cfg(feature = "cuda")]
-pub use device::{DeviceWeights, DeviceWorkspace};
+pub use device::{DeviceWeights, DeviceWorkspace, rehearse};
 pub use dump::explain;
 pub use fuse::{RULES, Rule, fuse};
 pub use layout::Layout;

@@ -3,7 +3,7 @@
 use super::cancel::Canceller;
 use super::counters::Counters;
 use super::load::Engine;
-use super::runner::{Runner, Shape, Work};
+use super::runner::{Runner, Work};
 use super::sequence::Sequence;
 use crate::backend::cpu::pause::Control;
 use crate::bail;
@@ -73,7 +73,7 @@ pub(super) fn recompute(engine: &Engine, sequence: &mut Sequence, len: usize) ->
     let mut runner = engine.runner()?;
     runner.begin();
     while runner.run(std::slice::from_ref(&work), engine, Control::none())? == Outcome::Suspended {}
-    runner.logits(0, sequence.state.next_logits());
+    runner.logits(0, &mut sequence.state);
     sequence.state.commit(None);
     Ok(())
 }
@@ -134,11 +134,11 @@ impl Engine {
 
 /// Runs everything; sequences grow as slices succeed.
 fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])], cancelled: &dyn Fn() -> bool) -> Result<()> {
-    for group in parts.chunks_mut(Shape::MOST_SEQUENCES) {
+    for group in parts.chunks_mut(engine.shapes().most_sequences()) {
         let mut done = vec![0usize; group.len()];
         loop {
             // Each sequence gets its next slice; slices of one batch share the rows there are.
-            let mut rows = Shape::MOST_ROWS;
+            let mut rows = engine.shapes().most_rows();
             let mut slices: Vec<(usize, usize)> = Vec::with_capacity(group.len());
             for (index, (sequence, tokens)) in group.iter_mut().enumerate() {
                 let count = (tokens.len() - done[index]).min(rows);
@@ -172,7 +172,7 @@ fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])], cancelled: &dyn F
                 sequence.counters.passes += 1;
                 done[index] += count;
                 if done[index] == tokens.len() {
-                    runner.logits(row, sequence.state.next_logits());
+                    runner.logits(row, &mut sequence.state);
                 }
             }
         }

@@ -277,6 +277,8 @@ pub enum Weight {
     Vector(Vec<f32>),
     /// Rows as the checkpoint stores them, decoded when looked up (an embedding that is no output matrix).
     Stored(Box<dyn StoredRows>),
+    /// On a device, which alone uses it; so many bytes there.
+    OnDevice(usize),
 }
 
 /// Rows that are decoded one by one: in a mapped file, or owned.
@@ -322,6 +324,7 @@ impl Weight {
             }
             Weight::Paged(paged) => paged.decode_row(row / paged.rows(), row % paged.rows(), out),
             Weight::Stored(rows) => rows.decode_row(row, out),
+            Weight::OnDevice(_) => panic!("weights on a device are looked up there"),
         }
     }
 
@@ -333,6 +336,7 @@ impl Weight {
             Weight::Paged(paged) => paged.bytes() as usize,
             Weight::Vector(v) => size_of_val(v.as_slice()),
             Weight::Stored(_) => 0,
+            Weight::OnDevice(bytes) => *bytes,
         }
     }
 }

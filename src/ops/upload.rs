@@ -59,8 +59,8 @@ pub fn upload(weight: &Weight, place: &mut dyn Place) -> Result<GpuWeight> {
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
             Ok(GpuWeight::Vector { data: place.put(&bytes, "a vector")?, len: values.len() })
         }
-        Weight::Stored(_) | Weight::Paged(_) => {
-            crate::bail!(Unsupported, "rows that stay in their file cannot be put on a device")
+        Weight::Stored(_) | Weight::Paged(_) | Weight::OnDevice(_) => {
+            crate::bail!(Unsupported, "weights that stay in their file cannot be put on a device")
         }
     }
 }

@@ -10,6 +10,7 @@ use metrale::circuit::{Needs, Program, Progress, Tape, Workspace, lower};
 use metrale::error::Result;
 use metrale::ops::*;
 use metrale::weights::{Declarations, Role, Source};
+use std::sync::Arc;
 
 /// Numbers in -1..1 that depend on the seed alone.
 pub fn random(n: usize, seed: u64) -> Vec<f32> {
@@ -134,7 +135,7 @@ pub fn compare(
     let mut circuit = tape.finish(output).unwrap_or_else(|e| panic!("{name}: {e}"));
     lower(&mut circuit, &|_| Needs { f32: !layout.is_integer(), q8: layout.is_integer() });
     let mut program = Program::new(circuit, 64, 4, &[]).unwrap();
-    let stream = device().map(|device| Stream::new(device, false).unwrap());
+    let stream = device().map(|device| Arc::new(Stream::new(device, false).unwrap()));
     let pool = Pool::new(3).unwrap();
     let mut workspaces = [0, 1].map(|_| Workspace::new(program.workspace_bytes()).unwrap());
     let pools: Vec<_> = d.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), 256)).collect();

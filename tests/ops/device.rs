@@ -1,5 +1,6 @@
 //! The device's side of a case: the same batches with pages and states in its memory.
 
+use metrale::backend::cpu::pause::Control;
 use metrale::backend::cuda::{Block, Device, Stream};
 use metrale::circuit::{DeviceWeights, DeviceWorkspace, Program};
 use metrale::error::{Kind, Result};
@@ -14,9 +15,9 @@ pub fn device() -> Option<&'static Arc<Device>> {
 }
 
 /// One case on the device.
-pub struct OnDevice<'a> {
-    stream: &'a Stream,
-    weights: DeviceWeights<'a>,
+pub struct OnDevice {
+    stream: Arc<Stream>,
+    weights: DeviceWeights,
     workspace: DeviceWorkspace,
     specs: Vec<KvSpec>,
     /// By sequence and key/value state.
@@ -26,16 +27,13 @@ pub struct OnDevice<'a> {
     states: Vec<[Block; 2]>,
 }
 
-impl<'a> OnDevice<'a> {
-    pub fn new(
-        stream: &'a Stream,
-        program: &Program,
-        weights: &[Weight],
-        d: &Declarations,
-        floats: usize,
-        sequences: usize,
-    ) -> OnDevice<'a> {
+impl OnDevice {
+    pub fn new(stream: &Arc<Stream>, program: &Program, weights: &[Weight], d: &Declarations, floats: usize, sequences: usize) -> OnDevice {
         let device = stream.device();
+        // Each in memory of its own, so that the address sanitizer sees what lies outside.
+        let mut put = DeviceWeights::new(stream, 0).unwrap();
+        weights.iter().for_each(|weight| put.push(weight).unwrap());
+        put.finish().unwrap();
         let block = |_| {
             let block = Block::new(device, 4 * floats.max(1), "a state").unwrap();
             stream.zero(block.address(), block.len()).unwrap();
@@ -43,9 +41,9 @@ impl<'a> OnDevice<'a> {
         };
         let kinds = d.kv.len();
         OnDevice {
-            stream,
-            weights: DeviceWeights::new(stream, weights).unwrap(),
-            workspace: DeviceWorkspace::new(device, &[program], kinds, 256).unwrap(),
+            stream: Arc::clone(stream),
+            weights: put,
+            workspace: DeviceWorkspace::new(stream, &[program], kinds, 256).unwrap(),
             specs: d.kv.clone(),
             pages: (0..sequences).map(|_| (0..kinds).map(|_| Vec::new()).collect()).collect(),
             lists: vec![vec![Vec::new(); kinds]; sequences],
@@ -77,10 +75,10 @@ impl<'a> OnDevice<'a> {
     /// The output rows; `None`, after saying so, where an operation has no kernel yet.
     pub fn run(&mut self, program: &Program, batch: &Batch, output: Value) -> Option<Vec<f32>> {
         let mut run = || -> Result<Vec<f32>> {
-            self.workspace.poison(self.stream)?;
-            self.workspace.run(program, self.stream, batch, &self.weights.weights)?;
+            self.workspace.poison()?;
+            self.workspace.run(program, batch, &self.weights.weights, None, Control::none())?;
             let mut rows = Vec::new();
-            self.workspace.read(program, self.stream, batch, output, &mut rows)?;
+            self.workspace.read(program, batch, output, &mut rows)?;
             Ok(rows)
         };
         match run() {

@@ -29,11 +29,6 @@ fn library() -> Result<&'static Nvrtc, String> {
         .map_err(Clone::clone)
 }
 
-/// The name of the architecture that code for a device is made for. From 9.0 on that is the one with what only it has.
-pub(super) fn architecture((major, minor): (u32, u32)) -> String {
-    format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
-}
-
 /// A program that is destroyed when it goes.
 struct Compilation(&'static Nvrtc, Program);
 
@@ -45,8 +40,7 @@ impl Drop for Compilation {
 }
 
 /// The machine code of a kernel file's text.
-pub(super) fn compile(file: &str, text: &str, capability: (u32, u32)) -> Result<Vec<u8>> {
-    let architecture = architecture(capability);
+pub(super) fn compile(file: &str, text: &str, architecture: &str) -> Result<Vec<u8>> {
     let unsupported = |text: String| Error::new(Kind::DeviceUnsupported, text);
     let nvrtc = library().map_err(|why| {
         unsupported(format!("kernels/{file}.cu: this library carries no machine code for {architecture}, and NVRTC cannot be used: {why}"))

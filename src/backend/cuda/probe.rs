@@ -4,7 +4,7 @@
 #![allow(unsafe_code)] // first calls into the driver
 
 use super::sys::{self, Api, Code};
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -42,6 +42,8 @@ pub struct Info {
     pub(super) handle: c_int,
     /// As the driver names it.
     pub name: String,
+    name_text: CString,
+    architecture_text: CString,
     /// Compute capability.
     pub capability: (u32, u32),
     /// Multiprocessors.
@@ -53,10 +55,25 @@ pub struct Info {
 }
 
 impl Info {
+    /// The name, for C.
+    pub fn name_text(&self) -> &CStr {
+        &self.name_text
+    }
+
+    /// The architecture that its kernels are made for, for C.
+    pub fn architecture_text(&self) -> &CStr {
+        &self.architecture_text
+    }
+
     /// Whether kernels are made for it: 8.0 (Ampere) or later.
     pub fn is_supported(&self) -> bool {
         self.capability >= (8, 0)
     }
+}
+
+/// The name of the architecture that code for a device is made for. From 9.0 on that is the one with what only it has.
+pub(super) fn architecture((major, minor): (u32, u32)) -> String {
+    format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
 }
 
 /// The driver, started.
@@ -129,11 +146,15 @@ fn info(api: &Api, ordinal: c_int) -> Result<Info, Code> {
         check(unsafe { (api.cuDeviceGetAttribute)(&mut value, which, handle) })?;
         Ok::<u32, Code>(u32::try_from(value).unwrap_or(0))
     };
+    // SAFETY: the last byte is NUL whatever was written.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+    let capability = (attribute(sys::CAPABILITY_MAJOR)?, attribute(sys::CAPABILITY_MINOR)?);
     Ok(Info {
         handle,
-        // SAFETY: the last byte is NUL whatever was written.
-        name: unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned(),
-        capability: (attribute(sys::CAPABILITY_MAJOR)?, attribute(sys::CAPABILITY_MINOR)?),
+        name: name.to_string_lossy().into_owned(),
+        name_text: name.into(),
+        architecture_text: CString::new(architecture(capability)).unwrap_or_default(),
+        capability,
         processors: attribute(sys::MULTIPROCESSORS)? as usize,
         memory: memory as u64,
         shared: attribute(sys::MOST_SHARED)? as usize,

@@ -7,7 +7,7 @@
 use super::device::{Device, Entered};
 use super::launch::{Grid, Kernel, Launch};
 use super::memory::Pinned;
-use super::sys::{self, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig, CUstream};
+use super::sys::{self, CUevent, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig, CUstream};
 use crate::ensure;
 use crate::error::Result;
 use std::ffi::c_void;
@@ -173,5 +173,69 @@ impl Launch for Queue<'_> {
 
     fn processors(&self) -> usize {
         self.stream.device.info().processors
+    }
+}
+
+/// A place in a stream, to wait for.
+pub struct Event {
+    device: Arc<Device>,
+    raw: CUevent,
+}
+
+// SAFETY: an event may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// Done until it is recorded; with `timed`, times between two can be told.
+    pub fn new(device: &Arc<Device>, timed: bool) -> Result<Event> {
+        let at = device.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes an event.
+        at.check(unsafe { (at.api().cuEventCreate)(&mut raw, if timed { 0 } else { sys::EVENT_NO_TIMING }) }, "an event")?;
+        Ok(Event { device: Arc::clone(device), raw })
+    }
+
+    /// Takes the place behind everything that was queued.
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        let at = self.device.enter()?;
+        // SAFETY: both live.
+        at.check(unsafe { (at.api().cuEventRecord)(self.raw, stream.raw) }, "an event")
+    }
+
+    /// Waits until the work before it is done.
+    pub fn wait(&self) -> Result<()> {
+        let at = self.device.enter()?;
+        // SAFETY: the event lives.
+        at.check(unsafe { (at.api().cuEventSynchronize)(self.raw) }, "work on the device")
+    }
+
+    /// Whether the work before it is done.
+    pub fn is_done(&self) -> Result<bool> {
+        let at = self.device.enter()?;
+        // SAFETY: the event lives.
+        match unsafe { (at.api().cuEventQuery)(self.raw) } {
+            sys::NOT_READY => Ok(false),
+            code => at.check(code, "work on the device").map(|()| true),
+        }
+    }
+
+    /// Milliseconds since an earlier one; both are timed and done.
+    pub fn since(&self, earlier: &Event) -> Result<f32> {
+        let at = self.device.enter()?;
+        let mut time = 0.0;
+        // SAFETY: writes a number.
+        at.check(unsafe { (at.api().cuEventElapsedTime)(&mut time, earlier.raw, self.raw) }, "a time")?;
+        Ok(time)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Some(at) = self.device.enter_anyway() {
+            // SAFETY: made by `new`.
+            unsafe { (at.api().cuEventDestroy_v2)(self.raw) };
+        }
     }
 }
