@@ -56,7 +56,7 @@ DEVICE u32 chunks_of(const Span& s) { return s.tiles ? (s.tiles + s.per_chunk - 
 // Sums v over the lanes that differ in `mask` and all lower powers of two down to LOW; each lane keeps its share of the sums, N / ways of
 // them, and `at` becomes the index of its first one.
 template <u32 N, u32 LOW> struct Scatter {
-    static DEVICE void sum(float* v, u32 mask, u32& at) {
+    static MEMBER void sum(float* v, u32 mask, u32& at) {
         bool upper = lane() & mask;
 #pragma unroll
         for (u32 i = 0; i < N / 2; i++) {
@@ -68,7 +68,7 @@ template <u32 N, u32 LOW> struct Scatter {
     }
 };
 template <u32 LOW> struct Scatter<1, LOW> {
-    static DEVICE void sum(float* v, u32 mask, u32&) {
+    static MEMBER void sum(float* v, u32 mask, u32&) {
         for (; mask >= LOW; mask /= 2) v[0] += shuffle_xor(v[0], mask);
     }
 };

@@ -28,9 +28,10 @@ template <class F, u32 R> DEVICE void multiply(const VectorArgs& a, float* sums)
     const Part& p = a.part[index];
     const u8* weights = panel_at(p, panel);
     u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, steps = (p.cols + F::STEP - 1) / F::STEP;
-    typename F::W ahead[F::AHEAD];
+    const u32 AHEAD = F::ahead(R);
+    typename F::W ahead[AHEAD] = {};
 #pragma unroll
-    for (u32 i = 0; i < F::AHEAD; i++)
+    for (u32 i = 0; i < AHEAD; i++)
         if (warp + i * warps < steps) ahead[i] = F::load(p, weights, warp + i * warps);
     u32 rows = *a.y.rows, first = blockIdx.y * R;
     begin();
@@ -40,17 +41,17 @@ template <class F, u32 R> DEVICE void multiply(const VectorArgs& a, float* sums)
     float acc[R][F::ROWS] = {};
     u32 step = warp;
     // As long as all steps of a round and of the next one are there.
-    for (; step + (2 * F::AHEAD - 1) * warps < steps; step += F::AHEAD * warps) {
+    for (; step + (2 * AHEAD - 1) * warps < steps; step += AHEAD * warps) {
 #pragma unroll
-        for (u32 i = 0; i < F::AHEAD; i++) {
+        for (u32 i = 0; i < AHEAD; i++) {
             F::add(acc, p, ahead[i], x, step + i * warps, count);
-            ahead[i] = F::load(p, weights, step + (i + F::AHEAD) * warps);
+            ahead[i] = F::load(p, weights, step + (i + AHEAD) * warps);
         }
     }
-    for (; step < steps; step += F::AHEAD * warps) {
+    for (; step < steps; step += AHEAD * warps) {
 #pragma unroll
-        for (u32 i = 0; i < F::AHEAD; i++) {
-            u32 now = step + i * warps, next = now + F::AHEAD * warps;
+        for (u32 i = 0; i < AHEAD; i++) {
+            u32 now = step + i * warps, next = now + AHEAD * warps;
             if (now < steps) F::add(acc, p, ahead[i], x, now, count);
             if (next < steps) ahead[i] = F::load(p, weights, next);
         }

@@ -138,6 +138,7 @@ impl DeviceWorkspace {
             batch_at: self.batch.address(),
             batch,
             weights,
+            rounds: program.rounds(),
             stream: &queue,
             scratch: (self.scratch.address(), self.scratch.len()),
         };
@@ -251,6 +252,7 @@ pub fn rehearse(program: &Program, weights: &[GpuWeight], kv_states: usize, slot
         batch_at: 0,
         batch: &batch,
         weights,
+        rounds: program.rounds(),
         stream: &Nowhere(processors),
         scratch: (0, usize::MAX),
     };

@@ -233,9 +233,16 @@ impl Program {
         (index, open)
     }
 
+    /// Whether bfloat16 weights may meet activations rounded to bfloat16.
+    pub fn rounds(&self) -> bool {
+        self.rounds
+    }
+
     /// Most bytes of device memory that an operation uses between its kernels, for sequences of `context` positions.
     pub fn gpu_scratch_bytes(&self, context: usize, processors: usize) -> usize {
-        let need = |i: &Instruction| i.op.gpu_scratch(self.layout.max_rows, self.layout.max_sequences, context, processors);
+        let (rows, segments) = (self.layout.max_rows, self.layout.max_sequences);
+        let width = |value: Value| self.layout.slots[value.0 as usize].width;
+        let need = |i: &Instruction| i.op.gpu_scratch_of(&width, rows, segments, context, processors);
         self.instructions.iter().map(need).max().unwrap_or(0)
     }
 

@@ -136,6 +136,8 @@ pub struct Gpu<'a> {
     pub(crate) weights: &'a [GpuWeight],
     /// Where launches go.
     pub(crate) stream: &'a dyn Launch,
+    /// Whether bfloat16 weights may meet activations rounded to bfloat16.
+    pub(crate) rounds: bool,
     /// Device memory for an operation's own use between its launches, never between operations.
     pub(crate) scratch: (u64, usize),
 }
@@ -229,6 +231,11 @@ impl Gpu<'_> {
     /// Memory for this operation's own use: address and bytes. What an operation needs at most is told by [`super::Op::gpu_scratch`].
     pub fn scratch(&self) -> (u64, usize) {
         self.scratch
+    }
+
+    /// Whether bfloat16 weights may meet activations rounded to bfloat16; else products are those of f32.
+    pub fn rounds(&self) -> bool {
+        self.rounds
     }
 
     /// Multiprocessors of the device.

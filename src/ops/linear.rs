@@ -2,10 +2,9 @@
 #![allow(unsafe_code)] // pieces of outputs, disjoint by `Turn::each`
 
 use super::scratch::{self, Scratch, sized};
-use super::{Frame, Gpu, Kind, Op, Part, Port, Product, Shape, Shapes, Turn, Value, View, WeightId};
+use super::{Frame, Gpu, Kind, Op, Port, Product, Shape, Shapes, Turn, Value, WeightId, linear_launch};
 use crate::backend::cpu::activations::{Activations, Epilogue, Q8_BLOCK};
 use crate::backend::cpu::pack::{Layout, Packed};
-use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 use std::ops::Range;
@@ -27,21 +26,6 @@ pub struct Linear {
     /// `[rows, width]`.
     pub y: Value,
 }
-
-const LINEAR: Kernel = Kernel { file: "linear", name: "linear" };
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct LinearArgs {
-    x: View,
-    q: View,
-    y: View,
-    bias: u64,
-    part: Part,
-}
-
-// SAFETY: the struct of kernels/linear.cu.
-unsafe impl Args for LinearArgs {}
 
 /// Panels (16 output rows) in a chunk. Tiles take four at a time; larger chunks stream longer, smaller ones share better.
 fn grain(panels: usize, rows: usize) -> usize {
@@ -88,12 +72,11 @@ impl Op for Linear {
     }
 
     fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
-        let (x, q, y, bias) = (gpu.view(self.x), gpu.view(self.q), gpu.view(self.y), gpu.vector(self.bias));
-        for &part in gpu.parts(self.weight) {
-            let grid = Grid::new([(part.rows as usize).div_ceil(16), gpu.rows(self.y).div_ceil(4), 1], 256);
-            gpu.launch(LINEAR, grid, &LinearArgs { x, q, y, bias, part })?;
-        }
-        Ok(())
+        linear_launch::launch(self, gpu)
+    }
+
+    fn gpu_scratch_of(&self, width: &dyn Fn(Value) -> usize, rows: usize, _segments: usize, _context: usize, _processors: usize) -> usize {
+        linear_launch::scratch(self, width, rows)
     }
 
     fn scalar(&self, frame: &Frame<'_>) {

@@ -31,6 +31,7 @@ mod join;
 mod lanes;
 mod last_rows;
 mod linear;
+mod linear_launch;
 mod mamba2;
 mod mean_groups;
 mod ngram;
@@ -268,6 +269,11 @@ pub trait Op: Debug + Send + Sync {
     /// positions on a device of `processors` multiprocessors.
     fn gpu_scratch(&self, _rows: usize, _segments: usize, _context: usize, _processors: usize) -> usize {
         0
+    }
+
+    /// As [`Op::gpu_scratch`], for operations whose need depends on the width of values.
+    fn gpu_scratch_of(&self, _width: &dyn Fn(Value) -> usize, rows: usize, segments: usize, context: usize, processors: usize) -> usize {
+        self.gpu_scratch(rows, segments, context, processors)
     }
 
     /// A copy behind a fresh box.

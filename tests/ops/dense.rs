@@ -72,6 +72,9 @@ fn norms() {
     });
 }
 
+/// Of both signs, none zero, none a pair's negative.
+const TABLE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
 #[test]
 fn products() {
     let layouts = [
@@ -79,12 +82,18 @@ fn products() {
         (Layout::Bf16, 2e-6),
         (Layout::F16, 2e-6),
         (Layout::I8 { block: 32, min: false }, 2e-6),
+        (Layout::I8 { block: 16, min: false }, 2e-6),
         (Layout::I8 { block: 16, min: true }, 2e-6),
+        (Layout::I8 { block: 32, min: true }, 2e-6),
         (Layout::I4 { block: 32, min: false }, 2e-6),
         (Layout::I4 { block: 32, min: true }, 2e-6),
+        (Layout::I4 { block: 16, min: false }, 2e-6),
+        (Layout::I4 { block: 16, min: true }, 2e-6),
+        (Layout::I4Table { block: 32, table: TABLE }, 2e-6),
+        (Layout::I4Table { block: 16, table: TABLE }, 2e-6),
     ];
     for (layout, tolerance) in layouts {
-        for (rows, cols) in [(48, 64), (100, 160), (17, 32)] {
+        for (rows, cols) in [(48, 64), (100, 160), (17, 32), (40, 576)] {
             let declare = move |d: &mut Declarations| vec![d.matrix("w", rows, cols).0, d.vector("b", rows, 0.0).0];
             compare(&format!("linear {layout:?} {rows}x{cols}"), declare, layout, tolerance, |b, w| {
                 let x = b.given(cols);
