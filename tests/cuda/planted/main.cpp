@@ -43,12 +43,11 @@ KERNEL_OF(64, overwritten, Args) {
     barrier();
     if (threadIdx.x == 63) a.data[0] = mine;
 }
-// Half of the threads do not come to the barrier.
+// Half of a warp waits for the block, the other half for the first half.
 KERNEL_OF(64, divergent, Args) {
-    if (threadIdx.x < 32) barrier();
+    if (threadIdx.x % 32 < 16) barrier();
     else warp_barrier();
-    if (threadIdx.x % 2) barrier();
-    a.data[0] = 1.0f;
+    a.data[0] = 2016.0f;
 }
 // Lanes of a warp are in different operations.
 KERNEL_OF(64, mixed, Args) {
