@@ -4,34 +4,11 @@
 // The positions that a row sees are cut into chunks by their number alone, so that a row gives the same bits in every batch. A block takes one
 // chunk for up to G query heads that share a key/value head, so that keys and values are read once; chunks are put together in order by
 // `attention_combine`. Bound by the read of keys and values.
-#include "common/rows.cuh"
-
-struct AttentionArgs {
-    View q, y;
-    const Batch* batch;
-    // [heads] or null.
-    const float* sinks;
-    // [rows][heads][chunks] pairs of maximum and sum, then [rows][heads][chunks][value_dim]; not used where there is one chunk.
-    float* partial;
-    Kv kv;
-    u32 state, heads;
-    // 0 for none.
-    u32 window;
-    float scale, softcap;
-    // Chunks that the grid covers: 1, or what the longest row is cut into.
-    u32 chunks;
-    // Rows that `partial` has room for.
-    u32 partial_rows;
-    // 1: all positions of the segment's source are seen; 0: those up to the row's own.
-    u32 source;
-    // Rows of segments with at least as many are left to attention_prompt.cu.
-    u32 most_rows, spare;
-};
+#include "common/attention.cuh"
 
 // Positions that a block takes at a time, and threads of a block.
 static const u32 TILE = 64, THREADS = 128;
 static const u32 MOST_CHUNKS = 64;
-static const float LOWEST = -1e30f;
 
 // What a row sees.
 struct Span {
