@@ -24,6 +24,8 @@ struct AttentionArgs {
     u32 most_rows;
     // Tiles of keys and values that attention_prompt.cu has on their way, 1 or 2.
     u32 stages;
+    // Chunks that positions are cut into at most, and what is not used.
+    u32 most_chunks, spare;
 };
 
 static const float LOWEST = -1e30f;

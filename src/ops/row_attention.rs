@@ -65,14 +65,25 @@ struct AttentionArgs {
     source: u32,
     most_rows: u32,
     stages: u32,
+    most_chunks: u32,
+    spare: u32,
 }
 
 // SAFETY: the struct of kernels/attention.cu.
 unsafe impl Args for AttentionArgs {}
 
-/// Chunks that `positions` are cut into at most; the first tile may begin before the first one that is seen.
-fn chunks(positions: usize) -> usize {
-    (positions.div_ceil(TILE) + 1).min(MOST_CHUNKS)
+/// Chunks that a row's positions are cut into at most: many rows fill the device with few each, and a captured grid has all of them.
+fn most_chunks(rows: usize) -> usize {
+    match rows {
+        ..=4 => MOST_CHUNKS,
+        ..=16 => MOST_CHUNKS / 4,
+        _ => MOST_CHUNKS / 8,
+    }
+}
+
+/// Chunks that `positions` are cut into; the first tile may begin before the first one that is seen.
+fn chunks(positions: usize, rows: usize) -> usize {
+    (positions.div_ceil(TILE) + 1).min(most_chunks(rows))
 }
 
 fn partial_bytes(rows: usize, heads: usize, spec: &KvSpec, chunks: usize) -> usize {
@@ -82,7 +93,7 @@ fn partial_bytes(rows: usize, heads: usize, spec: &KvSpec, chunks: usize) -> usi
 impl RowAttention {
     /// Bytes for the chunks' results.
     pub fn scratch(rows: usize, heads: usize, spec: &KvSpec, context: usize) -> usize {
-        partial_bytes(rows.min(FEW_ROWS), heads, spec, chunks(context))
+        (1..=rows.min(FEW_ROWS)).map(|rows| partial_bytes(rows, heads, spec, chunks(context, rows))).max().unwrap_or(0)
     }
 
     /// The arguments, for rows of segments shorter than `most_rows`.
@@ -104,6 +115,8 @@ impl RowAttention {
             source: u32::from(self.source),
             most_rows,
             stages: 0,
+            most_chunks: most_chunks(gpu.rows(self.y)) as u32,
+            spare: 0,
         }
     }
 
@@ -161,7 +174,7 @@ impl RowAttention {
     /// Queues the kernels for rows of segments shorter than `most_rows`.
     fn short(&self, gpu: &Gpu<'_>, most_rows: u32) -> Result<()> {
         let (rows, spec) = (gpu.rows(self.y), &self.spec);
-        let mut chunks = if rows <= FEW_ROWS { chunks(self.longest(gpu)) } else { 1 };
+        let mut chunks = if rows <= FEW_ROWS { chunks(self.longest(gpu), rows) } else { 1 };
         if partial_bytes(rows, self.heads, spec, chunks) > gpu.scratch().1 {
             chunks = 1;
         }

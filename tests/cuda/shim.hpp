@@ -114,13 +114,8 @@ template <class C, class Element> void product(C (&c)[4], const u32 (&a)[4], u32
 
 }  // namespace shim
 
-<<<<<<< HEAD
-#define DEVICE __attribute__((unused)) static inline
-#define MEMBER inline
-=======
 // Kernel files are compiled inside an unnamed namespace, so that none of their names meet.
 #define DEVICE __attribute__((unused)) inline
->>>>>>> cuda
 #define SHIM_STRING_(x) #x
 #define SHIM_STRING(x) SHIM_STRING_(x)
 #define SHIM_JOIN_(a, b) a##b
