@@ -1,5 +1,5 @@
 // expert_linear: products with routed matrices; src/ops/expert_linear.rs has the definition.
-#include "common/routed.cuh"
+#include "common/routed_panel.cuh"
 
 ROUTED_ALONE(expert_linear_f32, PanelF32, FloatRows)
 ROUTED_TOGETHER(expert_linear_f32_together, PanelF32, FloatRows)

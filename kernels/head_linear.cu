@@ -1,5 +1,5 @@
 // head_linear: one matrix for each head; src/ops/head_linear.rs has the definition. Integers meet f32: a head's 8-bit form exists nowhere.
-#include "common/routed.cuh"
+#include "common/routed_panel.cuh"
 
 ROUTED_ALONE(head_linear_f32, PanelF32, FloatRows)
 ROUTED_TOGETHER(head_linear_f32_together, PanelF32, FloatRows)

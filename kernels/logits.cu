@@ -1,7 +1,7 @@
 // logits: what is kept of a run's last rows. Each sequence's row goes behind its recurrent slots, and the highest logit's token is found.
 #include "common/rows.cuh"
 
-// The first of the highest; `bad` counts what is no number.
+// The first of the highest; `bad` counts what no token can be chosen from: NaN and plus infinity.
 struct Best {
     float value;
     u32 token, bad, spare;
@@ -48,7 +48,7 @@ KERNEL_OF(256, logits, LogitsArgs) {
     for (u32 i = first + threadIdx.x; i < end; i += blockDim.x) {
         float v = x[i];
         to[i] = v;
-        if (!(v == v)) mine.bad++;
+        if (!(v < float_of(0x7f800000u))) mine.bad++;
         else if (v > mine.value) mine.value = v, mine.token = i;
     }
     mine = block_best(mine, scratch);

@@ -63,6 +63,11 @@ impl LoadOptions {
     }
 }
 
+/// The folder that compiled kernels are kept in between processes: `METRALE_KERNEL_CACHE`; without it they are not kept.
+pub fn kernel_cache() -> Option<std::path::PathBuf> {
+    std::env::var_os("METRALE_KERNEL_CACHE").filter(|folder| !folder.is_empty()).map(Into::into)
+}
+
 /// Random weights instead of a checkpoint's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Synthetic {

@@ -14,10 +14,11 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #define DEVICE __device__ __forceinline__
-// A kernel takes one struct by value: the same fields as its Rust twin.
-#define KERNEL(name, Args) extern "C" __global__ void name(const __grid_constant__ Args a)
+// A kernel takes one struct by value: the same fields as its Rust twin. Its name for the driver is `metrale_` and its own, since some of those
+// (norm, round) are the compiler's functions.
+#define KERNEL(name, Args) extern "C" __global__ void metrale_##name(const __grid_constant__ Args a)
 // As KERNEL, for blocks of at most `threads`.
-#define KERNEL_OF(threads, name, Args) extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Args a)
+#define KERNEL_OF(threads, name, Args) extern "C" __global__ void __launch_bounds__(threads) metrale_##name(const __grid_constant__ Args a)
 #define SHARED __shared__
 // Dynamic shared memory of a launch, 128-byte aligned.
 #define SHARED_BYTES(name) extern __shared__ __align__(128) u8 name[]

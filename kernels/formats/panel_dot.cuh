@@ -17,10 +17,12 @@ DEVICE float code_of(u32 word, u32 byte) { return (float)(i32)(i8)(word >> 8 * b
 
 // Activations as f32, `N` rows.
 template <u32 N> struct FloatRows {
+    typedef float Element;
     const float* x[N];
 };
 // Activations as 8-bit blocks.
 template <u32 N> struct Q8Rows {
+    typedef Q8Block Element;
     const Q8Block* x[N];
 };
 

@@ -360,7 +360,7 @@ impl Op for ExpertLinear {
         };
         let step = if gpu.width(x) == cols { 0 } else { cols };
         let ExpertLinear { route, weight, bias, slots, y, .. } = *self;
-        let routed = Routed { step, route, weight, bias, slots, tail: 0, y };
+        let routed = Routed { step, q8: true, route, weight, bias, slots, tail: 0, y };
         routed.launch(gpu, gpu.width(y) / slots, kernels, |kind| if kind >= LayoutKind::I8 { self.q } else { self.x })
     }
 

@@ -133,7 +133,8 @@ impl Op for HeadLinear {
     fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
         let width = |v: Value| gpu.width(v) / self.heads - self.tail;
         let step = width(self.x) + self.tail;
-        let routed = Routed { step, route: Value::NONE, weight: self.weight, bias: None, slots: self.heads, tail: self.tail, y: self.y };
+        let routed =
+            Routed { step, q8: false, route: Value::NONE, weight: self.weight, bias: None, slots: self.heads, tail: self.tail, y: self.y };
         routed.launch(gpu, width(self.y), kernels, |_| self.x)
     }
 

@@ -28,15 +28,12 @@ pub struct OnDevice {
 }
 
 impl OnDevice {
-    pub fn new(
-        stream: &'a Stream,
-        program: &Program,
-        weights: &[Weight],
-        d: &Declarations,
-        floats: usize,
-        sequences: usize,
-    ) -> OnDevice<'a> {
+    pub fn new(stream: &Arc<Stream>, program: &Program, weights: &[Weight], d: &Declarations, floats: usize, sequences: usize) -> OnDevice {
         let device = stream.device();
+        // Each in memory of its own, so that the address sanitizer sees what lies outside.
+        let mut put = DeviceWeights::new(stream, 0).unwrap();
+        weights.iter().for_each(|weight| put.push(weight).unwrap());
+        put.finish().unwrap();
         let block = |_| {
             let block = Block::new(device, 4 * floats.max(1), "a state").unwrap();
             stream.zero(block.address(), block.len()).unwrap();

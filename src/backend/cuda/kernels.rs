@@ -1,18 +1,23 @@
 //! The kernels of a device: from their sources to functions that can be launched, each file when the first of its kernels is needed.
+//!
+//! Machine code is looked for where it costs least: in the pack that the library was built with, in the folder that `METRALE_KERNEL_CACHE` names,
+//! from NVRTC, at last as PTX that the driver compiles. Each is the code of these very sources: packs and caches carry their hash.
 #![allow(unsafe_code)] // calls of the driver
 
 use super::device::Entered;
 use super::launch::Kernel;
-use super::nvrtc;
+use super::probe::architecture;
 use super::sys::{self, Api, CUfunction, CUmodule};
+use super::{nvrtc, pack};
 use crate::bail;
 use crate::ensure;
 use crate::error::{Error, Kind, Result, reserve};
 use std::collections::HashMap;
 use std::ffi::CString;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-// `SOURCES`: every file under kernels/ by its path there, with its text.
+// `SOURCES`: every file under kernels/ by its path there, with its text. `PACK`: the pack, where there was one.
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// Functions of one device.
@@ -81,16 +86,13 @@ fn find(inner: &mut Inner, capability: (u32, u32), at: &Entered<'_>, kernel: Ker
     let module = match loaded {
         Some(module) => module,
         None => {
-            let image = nvrtc::compile(kernel.file, &flat(kernel.file)?, capability)?;
             reserve(&mut inner.modules, 1, "the list of kernel modules")?;
-            let mut module = std::ptr::null_mut();
-            // SAFETY: an image that NVRTC made; the driver checks and copies it.
-            at.check(unsafe { (at.api().cuModuleLoadData)(&mut module, image.as_ptr().cast()) }, kernel.file)?;
+            let module = load(at, kernel.file, capability)?;
             inner.modules.push((kernel.file, module));
             module
         }
     };
-    let Ok(name) = CString::new(kernel.name) else { bail!(Internal, "a kernel's name with NUL") };
+    let Ok(name) = CString::new(format!("metrale_{}", kernel.name)) else { bail!(Internal, "a kernel's name with NUL") };
     let mut raw = std::ptr::null_mut();
     // SAFETY: writes a function; the name ends in NUL.
     let code = unsafe { (at.api().cuModuleGetFunction)(&mut raw, module, name.as_ptr()) };
@@ -99,6 +101,57 @@ fn find(inner: &mut Inner, capability: (u32, u32), at: &Entered<'_>, kernel: Ker
         ensure!(bytes == args, Internal, "kernel {} takes {bytes} bytes of arguments, {args} are handed over", kernel.name);
     }
     Ok(raw)
+}
+
+/// A file's module, from the first of its images that the driver takes.
+fn load(at: &Entered<'_>, file: &'static str, capability: (u32, u32)) -> Result<CUmodule> {
+    let text = flat(file)?;
+    let (hash, architecture) = (pack::hash(text.as_bytes()), architecture(capability));
+    let take = |image: &[u8]| {
+        let mut module = std::ptr::null_mut();
+        // SAFETY: an image in memory, with a NUL at its end where it is text; the driver checks and copies it.
+        let code = unsafe { (at.api().cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
+        at.check(code, file).map(|()| module)
+    };
+    let packed = |architecture: &str| PACK.and_then(|bytes| pack::find(bytes, file, architecture, hash));
+    if let Some(module) = packed(&architecture).and_then(|image| take(&image).ok()) {
+        return Ok(module);
+    }
+    let kept = cache_file(file, &architecture, hash);
+    if let Some(module) = kept.as_ref().and_then(|path| std::fs::read(path).ok()).and_then(|image| take(&image).ok()) {
+        return Ok(module);
+    }
+    let compiled = nvrtc::compile(file, &text, &architecture);
+    match compiled.and_then(|image| take(&image).map(|module| (image, module))) {
+        Ok((image, module)) => {
+            if let Some(path) = kept {
+                // A cache that cannot be written to costs the next process time, nothing else.
+                let _ = keep(&path, &image);
+            }
+            Ok(module)
+        }
+        Err(e) if e.kind() == Kind::DeviceUnsupported => match packed("ptx") {
+            Some(image) => take(&image),
+            None => Err(e),
+        },
+        Err(e) => Err(e),
+    }
+}
+
+/// Where a file's machine code is kept between processes, if the host names a folder.
+fn cache_file(file: &str, architecture: &str, hash: u64) -> Option<PathBuf> {
+    let folder = crate::options::kernel_cache()?;
+    Some(folder.join(format!("{file}-{architecture}-{hash:016x}.cubin")))
+}
+
+/// Writes a file whole or not at all.
+fn keep(path: &std::path::Path, image: &[u8]) -> std::io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let whole = path.with_extension(format!("{}.part", std::process::id()));
+    std::fs::write(&whole, image)?;
+    std::fs::rename(&whole, path)
 }
 
 /// The text of a kernel file, with the headers it includes in their places.

@@ -1,7 +1,6 @@
 //! Kernels compiled at run time, by NVIDIA's compiler library where it is installed.
 #![allow(unsafe_code)] // calls of NVRTC
 
-use super::probe::architecture;
 use super::sys::{self, Nvrtc, Program};
 use crate::bail;
 use crate::error::{Error, Kind, Result, vec_filled};
@@ -41,8 +40,7 @@ impl Drop for Compilation {
 }
 
 /// The machine code of a kernel file's text.
-pub(super) fn compile(file: &str, text: &str, capability: (u32, u32)) -> Result<Vec<u8>> {
-    let architecture = architecture(capability);
+pub(super) fn compile(file: &str, text: &str, architecture: &str) -> Result<Vec<u8>> {
     let unsupported = |text: String| Error::new(Kind::DeviceUnsupported, text);
     let nvrtc = library().map_err(|why| {
         unsupported(format!("kernels/{file}.cu: this library carries no machine code for {architecture}, and NVRTC cannot be used: {why}"))
