@@ -117,7 +117,11 @@ pub fn compare(
             (_, role) => {
                 let matrix = |e: usize| {
                     let mut packed = Packed::new(layout, spec.rows, spec.cols).unwrap();
-                    let values = random(spec.rows * spec.cols, 500 + i as u64 + 31 * e as u64);
+                    let mut values = random(spec.rows * spec.cols, 500 + i as u64 + 31 * e as u64);
+                    // A table of ids holds whole numbers from 0 on.
+                    if matches!(&spec.source, Source::Tensors(parts) if parts[0].tensor == "ids") {
+                        values.iter_mut().for_each(|v| *v = ((*v + 1.0) * 12.0).floor());
+                    }
                     for (panel, rows) in packed.panels_mut().zip(values.chunks(LANES * spec.cols)) {
                         fill(layout, spec.cols, panel, rows);
                     }
