@@ -3,17 +3,21 @@
 //! A run of many rows looks at its pause after each few operations and never has more than a few of them queued ahead, so that it leaves off soon
 //! when it shall; it then goes on at the operation that is next. What it leaves of the last rows is a token for each sequence, the one with the
 //! highest logit: the rows themselves stay on the device, behind the sequences' recurrent states.
+//!
+//! A step of one token for each of a few sequences is a graph, captured for a number of sequences and a longest position that are rounded up: kernels
+//! read what there is from the batch. So such a step is a copy, one launch and a copy back.
 #![allow(unsafe_code)] // argument structs, pinned copies
 
 use super::program::{Outcome, Program};
 use crate::backend::cpu::pause::Control;
 use crate::backend::cuda::launch::{Args, Grid, Kernel, Launch};
-use crate::backend::cuda::{Block, Event, Pinned, Stream};
+use crate::backend::cuda::{Block, Event, Graph, Pinned, Queue, Stream};
 use crate::ensure;
 use crate::error::{Result, reserve, vec_filled};
 use crate::ops::{Batch, BatchPlaces, Gpu, GpuWeight, PAGE, Place, Rows, Segment, Value, Weight, upload};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What programs run in on a device; large enough for any program it is used with.
 pub struct DeviceWorkspace {
@@ -32,7 +36,27 @@ pub struct DeviceWorkspace {
     place: usize,
     /// Ends of the last operations that were queued.
     ends: Vec<Event>,
+    /// Captured steps.
+    graphs: Vec<(Step, Graph)>,
+    /// Spent waiting for the device.
+    waited: Duration,
 }
+
+/// What a graph is captured for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Step {
+    /// Address of the program, which stays where it is as long as its runner.
+    program: usize,
+    sequences: usize,
+    positions: usize,
+    sources: usize,
+    keep: Option<usize>,
+}
+
+/// Graphs that are kept; with more of them, all begin anew.
+const MOST_GRAPHS: usize = 64;
+/// Least positions that a graph is captured for.
+const FEWEST_POSITIONS: usize = 512;
 
 /// Chunks that a row of logits is cut into.
 const CHUNKS: usize = 16;
@@ -70,7 +94,7 @@ impl DeviceWorkspace {
             stream: Arc::clone(stream),
             values: Block::new(device, most(&Program::workspace_bytes), "workspace")?,
             batch: Block::new(device, places.bytes(most_pages(sequences, kv_states, context)), "a batch for the device")?,
-            scratch: Block::new(device, most(&|p| p.gpu_scratch_bytes(context, device.info().processors)), "scratch of operations")?,
+            scratch: Block::new(device, most(&|p| p.gpu_scratch_bytes(rounded(context), device.info().processors)), "scratch of operations")?,
             best: Block::new(device, BEST * sequences * (CHUNKS + 1), "the highest logits")?,
             found: Pinned::new(device, BEST * sequences, "the highest logits")?,
             places,
@@ -78,6 +102,8 @@ impl DeviceWorkspace {
             sequences,
             place: 0,
             ends: (0..AHEAD).map(|_| Event::new(device, false)).collect::<Result<_>>()?,
+            graphs: Vec::new(),
+            waited: Duration::ZERO,
         })
     }
 
@@ -86,8 +112,13 @@ impl DeviceWorkspace {
         let most = |size: &dyn Fn(&Program) -> usize| programs.iter().map(|p| size(p)).max().unwrap_or(0);
         let (rows, sequences) = (most(&|p| p.layout().max_rows), most(&|p| p.layout().max_sequences));
         let batch = BatchPlaces::new(rows, sequences, kv_states).bytes(most_pages(sequences, kv_states, context));
-        let scratch = most(&|p| p.gpu_scratch_bytes(context, processors));
+        let scratch = most(&|p| p.gpu_scratch_bytes(rounded(context), processors));
         [most(&Program::workspace_bytes), batch, scratch, BEST * sequences * (CHUNKS + 1)].into_iter().fold(0, usize::saturating_add)
+    }
+
+    /// Time that runs spent waiting for the device, all together.
+    pub fn waited(&self) -> Duration {
+        self.waited
     }
 
     /// Forgets a run that is under way.
@@ -107,7 +138,9 @@ impl DeviceWorkspace {
     ) -> Result<Outcome> {
         let ran = self.queue(program, batch, weights, keep, control);
         // Whatever was queued uses memory that its owners may now free.
+        let begun = Instant::now();
         let ended = self.stream.synchronize();
+        self.waited += begun.elapsed();
         match ran.and_then(|outcome| ended.map(|()| outcome)) {
             Ok(Outcome::Suspended) => Ok(Outcome::Suspended),
             other => {
@@ -129,19 +162,29 @@ impl DeviceWorkspace {
         self.places.write(batch, self.batch.address(), &mut self.image)?;
         ensure!(self.image.len() <= self.batch.len(), Internal, "a batch of more pages than its sequences' context has");
         self.stream.write(self.batch.address(), &self.image)?;
+        if let (0, Some(step)) = (self.place, Step::of(program, batch, keep)) {
+            self.step(program, batch, weights, step)?;
+            return self.find(batch.segments.len(), keep);
+        }
+        let place = self.launches(program, batch, weights, keep, control)?;
+        if place < program.ops().count() {
+            self.place = place;
+            return Ok(Outcome::Suspended);
+        }
+        self.find(batch.segments.len(), keep)
+    }
+
+    /// Queues operations one by one, and what is kept of the last one's rows. Which one is next.
+    fn launches(
+        &self,
+        program: &Program,
+        batch: &Batch,
+        weights: &[GpuWeight],
+        keep: Option<usize>,
+        control: Control<'_>,
+    ) -> Result<usize> {
         let queue = self.stream.queue()?;
-        let gpu = Gpu {
-            base: self.values.address(),
-            slots: &program.layout().slots,
-            rows: batch.tokens.len(),
-            segments: batch.segments.len(),
-            batch_at: self.batch.address(),
-            batch,
-            weights,
-            rounds: program.rounds(),
-            stream: &queue,
-            scratch: (self.scratch.address(), self.scratch.len()),
-        };
+        let gpu = self.gpu(program, batch, weights, &queue);
         // A step of few rows is over soon, and nothing may come between its kernels.
         let watched = batch.tokens.len() > FEW_ROWS || control.has_deadline();
         let mut queued = 0;
@@ -157,24 +200,67 @@ impl DeviceWorkspace {
             failed.is_err() || control.due()
         })?;
         failed?;
-        if place < program.ops().count() {
-            self.place = place;
-            return Ok(Outcome::Suspended);
+        match keep {
+            Some(slots) if place == program.ops().count() => self.keep(program, &gpu, slots)?,
+            _ => {}
         }
-        if let Some(slots) = keep {
-            let rows = gpu.rows(program.output());
-            let parts = self.best.address();
-            let best = parts + (BEST * self.sequences * CHUNKS) as u64;
-            let args = LogitsArgs {
-                x: gpu.view(program.output()),
-                batch: gpu.batch_at(),
-                parts,
-                best,
-                slots: slots as u32,
-                chunks: CHUNKS as u32,
-            };
-            gpu.launch(LOGITS, Grid::new([rows, CHUNKS, 1], 256).early(), &args)?;
-            gpu.launch(LOGITS_BEST, Grid::new([rows, 1, 1], 32).early(), &args)?;
+        Ok(place)
+    }
+
+    fn gpu<'a>(&'a self, program: &'a Program, batch: &'a Batch, weights: &'a [GpuWeight], queue: &'a Queue<'a>) -> Gpu<'a> {
+        Gpu {
+            base: self.values.address(),
+            slots: &program.layout().slots,
+            rows: batch.tokens.len(),
+            segments: batch.segments.len(),
+            batch_at: self.batch.address(),
+            batch,
+            weights,
+            rounds: program.rounds(),
+            stream: queue,
+            scratch: (self.scratch.address(), self.scratch.len()),
+        }
+    }
+
+    /// Queues a step as a graph.
+    fn step(&mut self, program: &Program, batch: &Batch, weights: &[GpuWeight], step: Step) -> Result<()> {
+        if !self.graphs.iter().any(|(known, _)| *known == step) {
+            if self.graphs.len() >= MOST_GRAPHS {
+                self.stream.synchronize()?;
+                self.graphs.clear();
+            }
+            reserve(&mut self.graphs, 1, "the list of graphs")?;
+            let widest = step.widest(&batch.slots, batch.kv_states);
+            let graph = self.stream.capture(|queue| {
+                let gpu = self.gpu(program, &widest, weights, queue);
+                program.launch(&gpu, 0, || false)?;
+                step.keep.map_or(Ok(()), |slots| self.keep(program, &gpu, slots))
+            })?;
+            self.graphs.push((step, graph));
+        }
+        let found = self.graphs.iter_mut().find(|(known, _)| *known == step);
+        found.expect("captured just above").1.launch(&self.stream)
+    }
+
+    /// Queues what is kept of rows of logits.
+    fn keep(&self, program: &Program, gpu: &Gpu<'_>, slots: usize) -> Result<()> {
+        let rows = gpu.rows(program.output());
+        let (parts, best) = self.bests();
+        let x = gpu.view(program.output());
+        let args = LogitsArgs { x, batch: gpu.batch_at(), parts, best, slots: slots as u32, chunks: CHUNKS as u32 };
+        gpu.launch(LOGITS, Grid::new([rows, CHUNKS, 1], 256).early(), &args)?;
+        gpu.launch(LOGITS_BEST, Grid::new([rows, 1, 1], 32).early(), &args)
+    }
+
+    /// Addresses of the highest logits of chunks, and of rows.
+    fn bests(&self) -> (u64, u64) {
+        (self.best.address(), self.best.address() + (BEST * self.sequences * CHUNKS) as u64)
+    }
+
+    /// Queues the copy of the highest logits.
+    fn find(&mut self, rows: usize, keep: Option<usize>) -> Result<Outcome> {
+        if keep.is_some() {
+            let (_, best) = self.bests();
             // SAFETY: `run` waits before anybody looks.
             unsafe { self.stream.read_pinned(best, &mut self.found, 0..BEST * rows) }?;
         }
@@ -208,6 +294,42 @@ impl DeviceWorkspace {
     pub fn poison(&self) -> Result<()> {
         let bytes = vec_filled(self.values.len(), 0xffu8, "poison")?;
         self.stream.write(self.values.address(), &bytes)
+    }
+}
+
+/// Positions that a graph is captured for, for so many.
+fn rounded(positions: usize) -> usize {
+    positions.max(FEWEST_POSITIONS).checked_next_power_of_two().unwrap_or(positions)
+}
+
+impl Step {
+    /// The graph for a batch, if that is one token for each of a few sequences.
+    fn of(program: &Program, batch: &Batch, keep: Option<usize>) -> Option<Step> {
+        let sequences = batch.segments.len();
+        if sequences != batch.tokens.len() || sequences > FEW_ROWS {
+            return None;
+        }
+        let layout = program.layout();
+        let most = |values: &mut dyn Iterator<Item = usize>| rounded(values.max().unwrap_or(0));
+        Some(Step {
+            program: std::ptr::from_ref(program).addr(),
+            sequences: sequences.next_power_of_two().min(layout.max_sequences).min(layout.max_rows),
+            positions: most(&mut batch.segments.iter().map(|s| s.position + 1)),
+            sources: if batch.sources.iter().all(|n| *n == 0) { 0 } else { most(&mut batch.sources.iter().copied()) },
+            keep,
+        })
+    }
+
+    /// The widest batch that the graph is for.
+    fn widest(&self, slots: &Arc<[Range<usize>]>, kv_states: usize) -> Batch {
+        let mut batch = Batch { kv_states, slots: Arc::clone(slots), ..Batch::default() };
+        for index in 0..self.sequences {
+            batch.tokens.push(0);
+            batch.positions.push((self.positions - 1) as u32);
+            batch.segments.push(Segment { rows: index..index + 1, position: self.positions - 1 });
+            batch.sources.push(self.sources);
+        }
+        batch
     }
 }
 

@@ -26,6 +26,7 @@ use crate::weights::{Access, Input, Role};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// Bytes of one step of a load that nobody slices: large enough to keep every worker busy, small enough to cancel between.
 const SLICE: usize = 32 << 20;
@@ -176,6 +177,11 @@ impl Engine {
     pub fn token_flops(&self) -> u64 {
         let matrices = self.prepared.declarations.weights.iter().filter(|w| matches!(w.role, Role::Matrix | Role::Experts));
         matrices.map(|w| 2 * (w.rows * w.cols * w.active) as u64).sum()
+    }
+
+    /// Time that blocking calls spent waiting for the device, all together: what is left of theirs is the host's.
+    pub fn device_waited(&self) -> Result<Duration> {
+        Ok(self.runner()?.waited())
     }
 
     pub(super) fn weights(&self) -> &[Weight] {

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::ops::{Batch, KvPages, Segment, StatePointers, Value};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most rows and sequences of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,6 +151,14 @@ impl Runner {
     pub fn trim(&mut self) {
         if let Room::Host(workspace) = &mut self.room {
             workspace.trim();
+        }
+    }
+
+    /// Time that runs on a device spent waiting for it; none on the processor.
+    pub fn waited(&self) -> Duration {
+        match &self.room {
+            Room::Host(_) => Duration::ZERO,
+            Room::Device(workspace) => workspace.waited(),
         }
     }
 

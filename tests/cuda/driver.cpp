@@ -187,8 +187,7 @@ EXPORT cuModuleLoadData(Module** module, const void* image) {
 EXPORT cuModuleUnload(Module* module) { return delete module, OK; }
 EXPORT cuModuleGetFunction(const shim::Kernel** function, Module* module, const char* name) {
     const char prefix[] = "metrale_";
-    if (strncmp(name, prefix, sizeof prefix - 1)) return NOT_FOUND;
-    name += sizeof prefix - 1;
+    if (!strncmp(name, prefix, sizeof prefix - 1)) name += sizeof prefix - 1;
     for (const shim::Kernel* kernel = shim::kernels; kernel; kernel = kernel->next) {
         if (!strcmp(kernel->name, name) && !strcmp(kernel->file, module->file)) return *function = kernel, OK;
     }

@@ -8,6 +8,8 @@ mod graph;
 mod kernels;
 pub mod launch;
 #[cfg(feature = "cuda")]
+mod measure;
+#[cfg(feature = "cuda")]
 mod memory;
 #[cfg(feature = "cuda")]
 mod nvrtc;
@@ -26,6 +28,8 @@ pub use device::Device;
 pub use graph::Graph;
 #[cfg(feature = "cuda")]
 pub use kernels::{files, flat};
+#[cfg(feature = "cuda")]
+pub use measure::read_bandwidth;
 #[cfg(feature = "cuda")]
 pub use memory::{Block, Pinned};
 #[cfg(feature = "cuda")]
