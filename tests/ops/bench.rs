@@ -116,7 +116,11 @@ pub fn compare(
             (_, Role::Vector { .. }) => Weight::Vector(random(spec.cols, 900 + i as u64).iter().map(|v| 1.0 + 0.5 * v).collect()),
             (_, role) => {
                 let matrix = |e: usize| {
-                    let values = random(spec.rows * spec.cols, 500 + i as u64 + 31 * e as u64);
+                    let mut values = random(spec.rows * spec.cols, 500 + i as u64 + 31 * e as u64);
+                    // A table of ids holds whole numbers from 0 on.
+                    if matches!(&spec.source, Source::Tensors(parts) if parts[0].tensor == "ids") {
+                        values.iter_mut().for_each(|v| *v = ((*v + 1.0) * 12.0).floor());
+                    }
                     // Large ones in two parts, of which the second begins in the middle of a panel of the whole.
                     let first = if spec.rows >= 100 { 60 } else { spec.rows };
                     let part = |values: &[f32]| {
