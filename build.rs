@@ -8,7 +8,8 @@
 //! `bindings/c/glibc.c` lets it run with an older glibc than that of the machine that builds it.
 
 use std::env;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 fn main() {
@@ -16,6 +17,8 @@ fn main() {
     println!("cargo:rerun-if-changed=bindings/c/exports.map");
     println!("cargo:rerun-if-changed=bindings/c/versioned.sh");
     println!("cargo:rerun-if-changed=bindings/c/glibc.c");
+    println!("cargo:rerun-if-changed=kernels");
+    write_sources();
     if !env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux" || os == "android") {
         return;
     }
@@ -78,4 +81,35 @@ fn takes_wrapper() -> bool {
 
 fn variable(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"))
+}
+
+/// The table of kernel sources: `SOURCES`, each path below kernels/ with the text.
+fn write_sources() {
+    let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("kernels");
+    let mut files = Vec::new();
+    collect(&root, &mut files);
+    files.sort();
+    let lines = files.iter().map(|path| {
+        let name = path.strip_prefix(&root).expect("files lie below the folder that was searched");
+        format!("    ({:?}, include_str!({:?})),\n", name.display().to_string(), path.display().to_string())
+    });
+    let text = format!("static SOURCES: &[(&str, &str)] = &[\n{}];\n", lines.collect::<String>());
+    // Made by kernels/build.py; nothing is fetched or compiled here.
+    let pack = root.with_file_name("build").join("kernels.pack");
+    println!("cargo:rerun-if-changed={}", pack.display());
+    let pack = if pack.is_file() { format!("Some(include_bytes!({:?}))", pack.display().to_string()) } else { "None".into() };
+    let text = format!("{text}static PACK: Option<&[u8]> = {pack};\n");
+    fs::write(PathBuf::from(variable("OUT_DIR")).join("kernels.rs"), text).expect("cargo's OUT_DIR can be written to");
+}
+
+/// Kernel files and their headers below a folder.
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+    let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    for path in entries.map(|entry| entry.expect("a folder's entries can be read").path()) {
+        if path.is_dir() {
+            collect(&path, files);
+        } else if path.extension().is_some_and(|kind| kind == "cu" || kind == "cuh") {
+            files.push(path);
+        }
+    }
 }

@@ -37,6 +37,10 @@ pub struct LoadOptions {
     /// Most bytes that are kept of sequences' beginnings, for prompts that begin alike; 0 keeps nothing. The default is 0: a library inside
     /// somebody else's process takes no memory that nobody granted.
     pub prefix_bytes: u64,
+    /// Which device computes: 0 is the processor, `n` the NVIDIA device `n - 1`.
+    pub device: usize,
+    /// Most bytes of that device the model and one sequence may take; 0 takes what is free there.
+    pub device_bytes: u64,
     /// Fill the shapes of `config.json` with random weights of this type instead of reading tensors: for timing.
     pub synthetic: Option<Synthetic>,
 }
@@ -57,6 +61,11 @@ impl LoadOptions {
             Err(e) => Err(Error::new(Kind::UnknownOption, format!("METRALE_EXPERT_BYTES: {e}"))),
         }
     }
+}
+
+/// The folder that compiled kernels are kept in between processes: `METRALE_KERNEL_CACHE`; without it they are not kept.
+pub fn kernel_cache() -> Option<std::path::PathBuf> {
+    std::env::var_os("METRALE_KERNEL_CACHE").filter(|folder| !folder.is_empty()).map(Into::into)
 }
 
 /// Random weights instead of a checkpoint's.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use support::golden::{Golden, folders};
 
 fn engine(path: &Path, compute: Compute, threads: usize) -> Option<Arc<Engine>> {
-    let options = LoadOptions { compute: Some(compute), threads, ..LoadOptions::default() };
+    let options = LoadOptions { compute: Some(compute), threads, device: support::device(), ..LoadOptions::default() };
     engine::load(path, &options, None).ok()
 }
 

@@ -195,6 +195,9 @@ fn the_c_interface_translates() {
         expert_bytes: 0,
         precision: null(),
         prefix_bytes: 0,
+        device: 0,
+        reserved: 0,
+        device_bytes: 0,
     };
     assert_eq!(metrale_load(path.as_ptr(), &load, &mut model, null_mut()), METRALE_OK);
     assert_eq!(metrale_seq_new(model, null(), &mut seq, null_mut()), METRALE_OK);

@@ -41,7 +41,15 @@ fn made_up() -> Vec<(&'static str, Value)> {
 
 fn load(path: &Path, synthetic: bool, prefix_bytes: u64) -> Arc<Engine> {
     let synthetic = synthetic.then_some(Synthetic { dtype: DType::BF16, seed: 7 });
-    let options = LoadOptions { compute: Some(Compute::Fast), context: 700, threads: 2, synthetic, prefix_bytes, ..LoadOptions::default() };
+    let options = LoadOptions {
+        compute: Some(Compute::Fast),
+        context: 700,
+        threads: 2,
+        synthetic,
+        prefix_bytes,
+        device: support::device(),
+        ..LoadOptions::default()
+    };
     engine::load(path, &options, None).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 

@@ -14,7 +14,7 @@ use support::golden::{Golden, Translation, folders};
 const TOLERANCE: f32 = 1e-3;
 
 fn exact(path: &Path, threads: usize) -> Result<Arc<Engine>, String> {
-    let options = LoadOptions { compute: Some(Compute::F32), threads, ..LoadOptions::default() };
+    let options = LoadOptions { compute: Some(Compute::F32), threads, device: support::device(), ..LoadOptions::default() };
     engine::load(path, &options, None).map_err(|e| e.to_string())
 }
 
@@ -115,4 +115,11 @@ fn every_folder_agrees_with_its_golden() {
     }
     println!("{passed} folders agree");
     assert!(passed > 0 && failures.is_empty(), "failed: {failures:?}");
+}
+
+/// One folder of each kind, on the kernels on the host; METRALE_TEST_DEVICE=1 takes all of them to a real device.
+#[test]
+fn folders_agree_on_a_device() {
+    let folders = "llama,llama-gguf-q4_k,gemma3_text,gpt_oss-mxfp4,qwen3_next,nemotron_h";
+    support::run_on_device(support::cuda::Mode::Plain, folders, &["every_folder_agrees_with_its_golden"]);
 }

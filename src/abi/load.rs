@@ -69,6 +69,7 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
         handle::get(host.runtime)?;
     }
     pointer::flags(host.flags, 0, "metrale_load_options.flags")?;
+    pointer::flags(u64::from(host.reserved), 0, "metrale_load_options.reserved")?;
     let compute = match host.compute {
         METRALE_COMPUTE_DEFAULT => None,
         METRALE_COMPUTE_FAST => Some(Compute::Fast),
@@ -97,6 +98,8 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
         precision,
         memory: host.memory,
         prefix_bytes: host.prefix_bytes,
+        device: host.device as usize,
+        device_bytes: host.device_bytes,
         synthetic,
     })
 }

@@ -105,5 +105,10 @@ fn as_host(plan: &engine::Plan) -> metrale_memory_plan {
         other: plan.other,
         total: plan.total(),
         source: plan.source,
+        device_weights: plan.device.weights,
+        device_kv: plan.device.kv,
+        device_state: plan.device.state,
+        device_scratch: plan.device.scratch,
+        device_total: plan.device.total(),
     }
 }

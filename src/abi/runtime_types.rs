@@ -88,6 +88,8 @@ pub struct metrale_runtime_options {
 
 /// The processor.
 pub const METRALE_DEVICE_CPU: u32 = 1;
+/// An NVIDIA device.
+pub const METRALE_DEVICE_CUDA: u32 = 2;
 
 /// What a device is. Set `struct_size` before the call.
 #[repr(C)]
@@ -97,17 +99,18 @@ pub struct metrale_device {
     pub struct_size: usize,
     /// `METRALE_DEVICE_*`.
     pub kind: u32,
-    /// Processors the calling thread may use, by its affinity mask and control groups.
+    /// Processors the calling thread may use, by its affinity mask and control groups; of an NVIDIA device its multiprocessors.
     pub threads: u32,
-    /// Bytes this process may take in all; 0 where the system does not say.
+    /// Bytes this process may take in all; 0 where the system does not say. Of an NVIDIA device its memory.
     pub memory_total: u64,
     /// Bytes it may still take.
     pub memory_free: u64,
     /// The maker's name of the device: NUL-terminated, lives as long as the library, as the next ones do.
     pub name: *const c_char,
-    /// The kernels in use: `"scalar"`, `"avx2"` or `"avx512"`.
+    /// The kernels in use: `"scalar"`, `"avx2"` or `"avx512"`; of an NVIDIA device the architecture they are made for: `"sm_90a"`.
     pub kernels: *const c_char,
-    /// Instruction sets found, parted by spaces: `"avx2 fma f16c"`. Empty for a processor without any that are used.
+    /// Instruction sets found, parted by spaces: `"avx2 fma f16c"`. Empty for a processor without any that are used, and
+    /// for other devices.
     pub instruction_sets: *const c_char,
 }
 

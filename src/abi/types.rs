@@ -162,6 +162,15 @@ pub struct metrale_load_options {
     /// when it is freed; what was used longest ago gives way. Logits are the same bits as without. `METRALE_UNSUPPORTED` for
     /// models that translate.
     pub prefix_bytes: u64,
+    /// The device that computes, as `metrale_device_info` numbers them; 0 is the processor. `METRALE_NOT_FOUND` or
+    /// `METRALE_DEVICE_UNSUPPORTED`, before weights are read, where it cannot be used, and `METRALE_UNSUPPORTED` where it has no code for an
+    /// operation of the model.
+    pub device: u32,
+    /// Must be zero.
+    pub reserved: u32,
+    /// Most bytes of that device the plan of the model with one sequence may take; 0 takes what it has free. For the processor, `memory` is
+    /// the cap.
+    pub device_bytes: u64,
 }
 
 /// Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -180,11 +189,21 @@ pub struct metrale_memory_plan {
     pub scratch: u64,
     /// Everything else: tokenizer, tables, rows of logits, buffers.
     pub other: u64,
-    /// The sum of all fields but `struct_size`.
+    /// The sum of the host's fields.
     pub total: u64,
     /// Bytes of files that were read or copied and stay in memory with the model (`METRALE_SOURCE_READ`,
     /// `METRALE_SOURCE_COPY`, `metrale_source_reader`).
     pub source: u64,
+    /// Bytes of the device that computes, where that is not the processor: weights. The fields above then count the host's bytes alone.
+    pub device_weights: u64,
+    /// Key/value caches there.
+    pub device_kv: u64,
+    /// Recurrent state and rows of logits there.
+    pub device_state: u64,
+    /// Workspaces there.
+    pub device_scratch: u64,
+    /// The sum of the four.
+    pub device_total: u64,
 }
 
 /// Tokens that end generation count as ordinary ones: `metrale_decode_step` never reports this sequence as done.

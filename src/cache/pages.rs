@@ -4,15 +4,15 @@
 //! the pool gives memory back when it is dropped or trimmed.
 #![allow(unsafe_code)] // page memory is handed to operations as raw bytes; see `PageMemory`
 
-use crate::backend::cpu::arena::Buffer;
+use super::memory::{Home, Memory};
 use crate::error::{Result, reserve};
 use crate::ops::PAGE;
-use crate::runtime::Class;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Pages of one size, allocated in slabs and used again.
 pub struct PagePool {
+    home: Home,
     page_bytes: usize,
     /// Pages in a slab: no more than a sequence may hold, so that short contexts do not pay for long ones.
     slab: usize,
@@ -21,7 +21,7 @@ pub struct PagePool {
 
 #[derive(Default)]
 struct Inner {
-    slabs: Vec<Buffer>,
+    slabs: Vec<Memory>,
     free: Vec<PageMemory>,
 }
 
@@ -40,9 +40,15 @@ fn slab(positions: usize) -> usize {
 }
 
 impl PagePool {
-    /// A pool of pages of `page_bytes`, for sequences of at most `positions`.
+    /// A pool of pages of `page_bytes` in the host's memory, for sequences of at most `positions`.
     pub fn new(page_bytes: usize, positions: usize) -> Arc<PagePool> {
-        Arc::new(PagePool { page_bytes: page_bytes.next_multiple_of(64), slab: slab(positions), inner: Mutex::default() })
+        PagePool::at(&Home::Host, page_bytes, positions)
+    }
+
+    /// As [`PagePool::new`], wherever the pages are to live.
+    pub fn at(home: &Home, page_bytes: usize, positions: usize) -> Arc<PagePool> {
+        let home = home.clone();
+        Arc::new(PagePool { home, page_bytes: page_bytes.next_multiple_of(64), slab: slab(positions), inner: Mutex::default() })
     }
 
     /// Bytes that a pool holds once `sequences` sequences of `positions` positions are full and `kept` more pages are held.
@@ -60,11 +66,11 @@ impl PagePool {
             // Room for every page there is, so that giving one back never allocates.
             let pages = (inner.slabs.len() + 1) * self.slab;
             reserve(&mut inner.free, pages, "a list of cache pages")?;
-            let slab = Buffer::of(Class::Cache, self.page_bytes * self.slab, "a slab of cache pages")?;
-            let base = slab.as_ptr();
+            let slab = self.home.memory(self.page_bytes * self.slab, "a slab of cache pages")?;
+            let base = slab.first();
             inner.slabs.push(slab);
-            // SAFETY: each page lies inside the slab just allocated.
-            inner.free.extend((0..self.slab).rev().map(|i| PageMemory(unsafe { base.add(i * self.page_bytes) })));
+            // Each page lies inside the slab just allocated.
+            inner.free.extend((0..self.slab).rev().map(|i| PageMemory(base.wrapping_add(i * self.page_bytes))));
         }
         let memory = inner.free.pop().expect("a slab was added when there was none");
         Ok(Page { memory, pool: Arc::clone(self), kept: AtomicUsize::new(0) })
@@ -83,7 +89,7 @@ impl PagePool {
         let Inner { slabs, free } = &mut *inner;
         free.sort_unstable_by_key(|page| page.0.addr());
         slabs.retain(|slab| {
-            let start = slab.as_ptr().addr();
+            let start = slab.first().addr();
             let unused = free.partition_point(|p| p.0.addr() < start)..free.partition_point(|p| p.0.addr() < start + slab.len());
             if unused.len() < self.slab {
                 return true;
@@ -96,7 +102,7 @@ impl PagePool {
     /// Bytes of memory the pool holds.
     pub fn bytes(&self) -> usize {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.slabs.iter().map(Buffer::len).sum()
+        inner.slabs.iter().map(Memory::len).sum()
     }
 }
 
@@ -173,7 +179,7 @@ impl LayerPages {
                 if Arc::get_mut(&mut self.pages[index]).is_none() {
                     let copy = self.pool.take()?;
                     // SAFETY: both are pages of this pool; the copy is new and so not shared.
-                    unsafe { std::ptr::copy_nonoverlapping(self.pages[index].memory.0, copy.memory.0, self.pool.page_bytes) };
+                    unsafe { self.pool.home.copy(self.pages[index].memory.0, copy.memory.0, self.pool.page_bytes) }?;
                     self.pointers[index] = copy.memory.0;
                     self.pages[index] = Arc::new(copy);
                 }
@@ -204,25 +210,33 @@ impl LayerPages {
         self.pool.page_bytes
     }
 
-    /// The bytes of page `index`.
-    pub fn page(&self, index: usize) -> &[u8] {
+    /// The bytes of page `index`; `None` where pages live on a device.
+    pub fn bytes(&self, index: usize) -> Option<&[u8]> {
         // SAFETY: a page has `page_bytes` initialised bytes; it is written only through `&mut self` or by a run that borrows
         // its sequence exclusively, and not at all while it is shared.
-        unsafe { std::slice::from_raw_parts(self.pages[index].memory.0, self.pool.page_bytes) }
+        (!self.pool.home.is_device()).then(|| unsafe { std::slice::from_raw_parts(self.pages[index].memory.0, self.pool.page_bytes) })
+    }
+
+    /// The bytes of page `index`, which [`LayerPages::reserve`] made this list's own, to be changed; `None` where pages live on a device.
+    pub fn bytes_mut(&mut self, index: usize) -> Option<&mut [u8]> {
+        assert!(Arc::get_mut(&mut self.pages[index]).is_some(), "reserve() made the page writable");
+        let host = !self.pool.home.is_device();
+        // SAFETY: a page has `page_bytes` initialised bytes, and nobody else holds this one while `self` is borrowed.
+        host.then(|| unsafe { std::slice::from_raw_parts_mut(self.pages[index].memory.0, self.pool.page_bytes) })
+    }
+
+    /// Copies the bytes of page `index`; `out` has a page's length.
+    pub fn read_page(&self, index: usize, out: &mut [u8]) -> Result<()> {
+        assert_eq!(out.len(), self.pool.page_bytes);
+        // SAFETY: as `bytes`.
+        unsafe { self.pool.home.read(self.pages[index].memory.0, out) }
     }
 
     /// Writes page `index`, which [`LayerPages::reserve`] made this list's own.
-    pub fn write_page(&mut self, index: usize, bytes: &[u8]) {
+    pub fn write_page(&mut self, index: usize, bytes: &[u8]) -> Result<()> {
         assert!(bytes.len() == self.pool.page_bytes && Arc::get_mut(&mut self.pages[index]).is_some(), "reserve() made the page writable");
         // SAFETY: the lengths are equal and nobody else holds the page.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pages[index].memory.0, bytes.len()) };
-    }
-
-    /// The bytes of page `index`, which [`LayerPages::reserve`] made this list's own, to be changed.
-    pub fn page_mut(&mut self, index: usize) -> &mut [u8] {
-        assert!(Arc::get_mut(&mut self.pages[index]).is_some(), "reserve() made the page writable");
-        // SAFETY: a page has `page_bytes` initialised bytes, and nobody else holds this one while `self` is borrowed.
-        unsafe { std::slice::from_raw_parts_mut(self.pages[index].memory.0, self.pool.page_bytes) }
+        unsafe { self.pool.home.write(self.pages[index].memory.0, bytes) }
     }
 
     /// Page `index`, for another holder.

@@ -42,7 +42,7 @@ impl World {
             let mut pages = LayerPages::new(pool, 1024).unwrap();
             pages.reserve(0, tokens.len()).unwrap();
             for (index, piece) in tokens.chunks(PAGE).enumerate() {
-                let bytes = pages.page_mut(index);
+                let bytes = pages.bytes_mut(index).unwrap();
                 bytes.fill(255);
                 bytes.iter_mut().zip(piece).for_each(|(to, token)| *to = *token as u8);
             }
@@ -114,11 +114,11 @@ fn walk(stateful: bool, budget: u64) -> TreeCounts {
                     one.adopt(0, page.clone());
                     assert_eq!(one.page_bytes(), [64, 192][i % 2]);
                     for position in index * PAGE..found.len.min((index + 1) * PAGE) {
-                        assert_eq!(i32::from(one.page(0)[position % PAGE]), tokens[position], "step {step}: position {position}");
+                        assert_eq!(i32::from(one.bytes(0).unwrap()[position % PAGE]), tokens[position], "step {step}: position {position}");
                     }
                 }
                 match found.state {
-                    Some(state) => assert!(stateful && state.logits()[0] == sum(&tokens[..found.len]), "step {step}"),
+                    Some(state) => assert!(stateful && state.logits().unwrap()[0] == sum(&tokens[..found.len]), "step {step}"),
                     None => assert!(!stateful),
                 }
             }

@@ -3,15 +3,18 @@
 //! A sequence has two states. A call reads the committed one and writes the spare one; success swaps them, failure leaves the
 //! committed one alone. A mark, a fork or a snapshot is one more holder of a committed state, which nobody writes while
 //! it is shared. So all of them are exact and cost nothing until the next call needs a new spare.
+//!
+//! On a device a state lies there as a whole; the row of logits is copied to the host when somebody looks at it.
 #![allow(unsafe_code)] // states are handed to operations as raw pointers; see `SequenceState::pointers`
 
+use super::memory::{Home, Memory};
 use crate::backend::cpu::arena::Buffer;
-use crate::error::{Error, Kind, Result, reserve};
+use crate::error::{Error, Kind, Result, reserve, vec_filled};
 use crate::ops::{SlotSpec, StatePointers};
 use crate::runtime::Class;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Where each slot and the row of logits lie in a state, in floats.
 #[derive(Clone, Debug)]
@@ -61,14 +64,20 @@ impl StateLayout {
 
 /// States of one model: their memory is used again.
 pub struct StatePool {
+    home: Home,
     layout: StateLayout,
-    free: Mutex<Vec<Buffer>>,
+    free: Mutex<Vec<Memory>>,
 }
 
 impl StatePool {
-    /// No state yet.
+    /// No state yet; states will lie in the host's memory.
     pub fn new(layout: StateLayout) -> Arc<StatePool> {
-        Arc::new(StatePool { layout, free: Mutex::default() })
+        StatePool::at(&Home::Host, layout)
+    }
+
+    /// As [`StatePool::new`], wherever states are to lie.
+    pub fn at(home: &Home, layout: StateLayout) -> Arc<StatePool> {
+        Arc::new(StatePool { home: home.clone(), layout, free: Mutex::default() })
     }
 
     /// The layout.
@@ -78,8 +87,11 @@ impl StatePool {
 
     /// The state before any token: zeros.
     pub fn zero(self: &Arc<Self>) -> Result<Arc<State>> {
-        let memory = Buffer::of(Class::Cache, self.layout.floats() * 4, "a recurrent state")?;
-        Ok(Arc::new(State { memory: Some(memory), pool: Arc::clone(self) }))
+        Ok(Arc::new(State::new(self.memory()?, self)))
+    }
+
+    fn memory(&self) -> Result<Memory> {
+        self.home.memory(self.layout.floats() * 4, "a recurrent state")
     }
 
     /// Gives up states that nobody uses.
@@ -92,8 +104,16 @@ impl StatePool {
     /// A state with the given floats, as many as the layout has.
     pub fn filled(self: &Arc<Self>, floats: impl Iterator<Item = f32>) -> Result<Arc<State>> {
         let mut state = self.take()?;
-        let memory = Arc::get_mut(&mut state).and_then(|s| s.memory.as_mut()).expect("a state just taken has one holder");
-        memory.as_mut_slice_of::<f32>().iter_mut().zip(floats).for_each(|(to, from)| *to = from);
+        match Arc::get_mut(&mut state).and_then(|s| s.memory.as_mut()).expect("a state just taken has one holder") {
+            Memory::Host(buffer) => buffer.as_mut_slice_of::<f32>().iter_mut().zip(floats).for_each(|(to, from)| *to = from),
+            Memory::Device(block) => {
+                let mut bytes = vec_filled(self.layout.floats() * 4, 0u8, "a recurrent state")?;
+                bytes.as_chunks_mut::<4>().0.iter_mut().zip(floats).for_each(|(to, from)| *to = from.to_ne_bytes());
+                let to = std::ptr::without_provenance_mut(block.address() as usize);
+                // SAFETY: the block is as long, and nobody else knows it yet.
+                unsafe { self.home.write(to, &bytes) }?;
+            }
+        }
         Ok(state)
     }
 
@@ -102,16 +122,21 @@ impl StatePool {
         let used = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let memory = match used {
             Some(memory) => memory,
-            None => Buffer::of(Class::Cache, self.layout.floats() * 4, "a recurrent state")?,
+            None => self.memory()?,
         };
-        Ok(Arc::new(State { memory: Some(memory), pool: Arc::clone(self) }))
+        Ok(Arc::new(State::new(memory, self)))
     }
 }
 
 /// The slots and logits after some token; its memory goes back to the pool with its last holder.
 pub struct State {
     /// There until it is dropped.
-    memory: Option<Buffer>,
+    memory: Option<Memory>,
+    /// Of a state on a device: the row of logits, once somebody has looked at it, and room for one.
+    row: OnceLock<Buffer>,
+    room: Mutex<Option<Buffer>>,
+    /// The token of the highest logit, where the device found it.
+    best: Option<i32>,
     pool: Arc<StatePool>,
 }
 
@@ -131,9 +156,31 @@ impl Drop for State {
 const KEPT: usize = 4;
 
 impl State {
-    /// All floats.
-    pub fn floats(&self) -> &[f32] {
-        &self.memory().as_slice_of::<f32>()[..self.pool.layout.floats()]
+    fn new(memory: Memory, pool: &Arc<StatePool>) -> State {
+        State { memory: Some(memory), row: OnceLock::new(), room: Mutex::default(), best: None, pool: Arc::clone(pool) }
+    }
+
+    /// Number of all floats.
+    pub fn floats(&self) -> usize {
+        self.pool.layout.floats()
+    }
+
+    /// Appends all floats, little-endian.
+    pub fn write_to(&self, out: &mut Vec<u8>) -> Result<()> {
+        match self.memory() {
+            Memory::Host(buffer) => {
+                buffer.as_slice_of::<f32>()[..self.floats()].iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()))
+            }
+            Memory::Device(_) => {
+                let start = out.len();
+                reserve(out, self.bytes(), "a recurrent state")?;
+                out.resize(start + self.bytes(), 0);
+                // SAFETY: the memory is as long; it is not written while it is shared or committed.
+                unsafe { self.pool.home.read(self.first().cast(), &mut out[start..]) }?;
+                out[start..].as_chunks_mut::<4>().0.iter_mut().for_each(|b| *b = f32::from_ne_bytes(*b).to_le_bytes());
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of memory.
@@ -142,16 +189,44 @@ impl State {
     }
 
     /// The row of logits.
-    pub fn logits(&self) -> &[f32] {
-        &self.floats()[self.pool.layout.logits.clone()]
+    pub fn logits(&self) -> Result<&[f32]> {
+        let range = self.pool.layout.logits.clone();
+        if let Memory::Host(buffer) = self.memory() {
+            return Ok(&buffer.as_slice_of::<f32>()[range]);
+        }
+        if self.row.get().is_none() {
+            let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.row.get().is_none() {
+                let mut row = match room.take() {
+                    Some(row) => row,
+                    None => Buffer::of(Class::Cache, range.len() * 4, "a row of logits")?,
+                };
+                // SAFETY: the range lies in the memory; it is not written while it is shared or committed.
+                let copied = unsafe { self.pool.home.read(self.first().wrapping_add(range.start).cast(), row.as_mut_slice()) };
+                if let Err(e) = copied {
+                    *room = Some(row);
+                    return Err(e);
+                }
+                let _ = self.row.set(row);
+            }
+        }
+        Ok(&self.row.get().expect("set above").as_slice_of::<f32>()[..range.len()])
     }
 
-    fn memory(&self) -> &Buffer {
+    /// Forgets what was copied from the device: the memory is about to be written.
+    fn refresh(&mut self) {
+        self.best = None;
+        if let Some(row) = self.row.take() {
+            *self.room.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(row);
+        }
+    }
+
+    fn memory(&self) -> &Memory {
         self.memory.as_ref().expect("memory is taken by drop alone")
     }
 
     fn first(&self) -> *mut f32 {
-        self.memory().as_ptr().cast()
+        self.memory().first().cast()
     }
 }
 
@@ -181,6 +256,7 @@ impl SequenceState {
         if self.spare.as_mut().is_none_or(|s| Arc::get_mut(s).is_none()) {
             self.spare = Some(self.pool.take()?);
         }
+        self.spare().refresh();
         self.before = None;
         self.renew();
         Ok(())
@@ -210,11 +286,23 @@ impl SequenceState {
         StatePointers::new(read, write, len)
     }
 
-    /// Where the call's row of logits goes.
-    pub fn next_logits(&mut self) -> &mut [f32] {
+    /// Where the call's row of logits goes; `None` on a device, whose run puts it behind the slots itself.
+    pub fn next_logits(&mut self) -> Option<&mut [f32]> {
         let range = self.pool.layout.logits.clone();
-        let memory = self.spare().memory.as_mut().expect("memory is taken by drop alone");
-        &mut memory.as_mut_slice_of::<f32>()[range]
+        match self.spare().memory.as_mut().expect("memory is taken by drop alone") {
+            Memory::Host(buffer) => Some(&mut buffer.as_mut_slice_of::<f32>()[range]),
+            Memory::Device(_) => None,
+        }
+    }
+
+    /// Says which token of the call's row has the highest logit.
+    pub fn set_next_best(&mut self, token: Option<i32>) {
+        self.spare().best = token;
+    }
+
+    /// The token of the highest logit, the lowest of several, where the device found it.
+    pub fn best(&self) -> Option<i32> {
+        self.committed.best
     }
 
     /// What the call wrote becomes the state; `before` tokens were there when it began, if it can be undone.
@@ -227,7 +315,7 @@ impl SequenceState {
     }
 
     /// The row of logits after the last token.
-    pub fn logits(&self) -> &[f32] {
+    pub fn logits(&self) -> Result<&[f32]> {
         self.committed.logits()
     }
 
@@ -296,7 +384,7 @@ mod tests {
 
     fn step(s: &mut SequenceState, value: f32, before: usize) {
         s.begin().unwrap();
-        s.next_logits().fill(value);
+        s.next_logits().unwrap().fill(value);
         s.commit(Some(before));
     }
 
@@ -318,12 +406,12 @@ mod tests {
         for i in 2..9 {
             step(&mut s, i as f32, i - 1);
         }
-        assert_eq!((mark.logits()[0], s.logits()[0]), (1.0, 8.0));
+        assert_eq!((mark.logits().unwrap()[0], s.logits().unwrap()[0]), (1.0, 8.0));
         s.set(&mark);
-        assert_eq!(s.logits()[0], 1.0);
+        assert_eq!(s.logits().unwrap()[0], 1.0);
         s.reset();
         step(&mut s, 4.0, 0);
-        assert_eq!((mark.logits()[0], s.logits()[0], s.zero.logits()[0]), (1.0, 4.0, 0.0));
+        assert_eq!((mark.logits().unwrap()[0], s.logits().unwrap()[0], s.zero.logits().unwrap()[0]), (1.0, 4.0, 0.0));
     }
 
     #[test]
@@ -332,11 +420,11 @@ mod tests {
         step(&mut s, 1.0, 0);
         step(&mut s, 2.0, 7);
         assert!(!s.undo(6) && s.undo(7) && !s.undo(7));
-        assert_eq!(s.logits()[0], 1.0);
+        assert_eq!(s.logits().unwrap()[0], 1.0);
         step(&mut s, 3.0, 7);
         s.begin().unwrap();
         assert!(!s.undo(7));
-        assert_eq!(s.logits()[0], 3.0);
+        assert_eq!(s.logits().unwrap()[0], 3.0);
     }
 
     #[test]

@@ -4,15 +4,21 @@
 //! [`fuse`] rewrites neighbours (each rule exact or checked against the reference); [`Layout`] gives every value a place in one
 //! workspace; [`Program`] runs the operations in order on the worker pool. [`explain`] prints any stage as text.
 
+#[cfg(feature = "cuda")]
+mod device;
 mod dump;
 mod fuse;
+mod fuse_device;
 mod layout;
 mod lower;
 mod program;
 mod tape;
 
+#[cfg(feature = "cuda")]
+pub use device::{DeviceWeights, DeviceWorkspace, rehearse};
 pub use dump::explain;
 pub use fuse::{RULES, Rule, fuse};
+pub use fuse_device::fuse_for_device;
 pub use layout::Layout;
 pub use lower::{Needs, lower};
 pub use program::{Outcome, Program, Progress, Workspace};

@@ -15,7 +15,7 @@ use crate::backend::cpu::pause::{Control, Pause};
 use crate::backend::cpu::pool::{Pool, Worker};
 use crate::backend::cpu::simd::{self, Table};
 use crate::error::Result;
-use crate::ops::{Batch, Failure, Frame, Op, Port, Shelf, Turn, Value, Weight};
+use crate::ops::{Batch, Failure, Frame, Gpu, Op, Port, Shelf, Turn, Value, Weight};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -244,6 +244,30 @@ impl Program {
             index += 1;
         }
         (index, open)
+    }
+
+    /// Whether bfloat16 weights may meet activations rounded to bfloat16.
+    pub fn rounds(&self) -> bool {
+        self.rounds
+    }
+
+    /// Most bytes of device memory that an operation uses between its kernels, for sequences of `context` positions.
+    pub fn gpu_scratch_bytes(&self, context: usize, processors: usize) -> usize {
+        let (rows, segments) = (self.layout.max_rows, self.layout.max_sequences);
+        let width = |value: Value| self.layout.slots[value.0 as usize].width;
+        let need = |i: &Instruction| i.op.gpu_scratch_of(&width, rows, segments, context, processors);
+        self.instructions.iter().map(need).max().unwrap_or(0)
+    }
+
+    /// Queues operations on a device, from `start` on, until `pause` says so after one of them. The one to go on with.
+    pub fn launch(&self, gpu: &Gpu<'_>, start: usize, mut pause: impl FnMut() -> bool) -> Result<usize> {
+        for (index, instruction) in self.instructions.iter().enumerate().skip(start) {
+            instruction.op.launch(gpu)?;
+            if pause() {
+                return Ok(index + 1);
+            }
+        }
+        Ok(self.instructions.len())
     }
 
     /// Runs every operation's definition, on the calling thread: what `run` is tested against.

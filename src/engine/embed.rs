@@ -2,7 +2,7 @@
 
 use super::forward::{runner, until_done};
 use super::load::Engine;
-use super::runner::{Runner, Shape, Work};
+use super::runner::{Runner, Work};
 use super::sequence::{Sequence, SequenceOptions};
 use crate::cache::LayerPages;
 use crate::ensure;
@@ -58,7 +58,7 @@ impl Engine {
         sequence.forget_when_freed();
         let (canceller, count) = (Arc::clone(sequence.canceller()), sequence.canceller().count());
         sequence.state.begin()?;
-        for (index, piece) in tokens.chunks(Shape::MOST_ROWS).enumerate() {
+        for (index, piece) in tokens.chunks(self.shapes().most_rows()).enumerate() {
             sequence.reserve(piece.len())?;
             let (position, pages, state) = (sequence.len(), &sequence.pages, sequence.state.pointers(index > 0));
             let cancelled = || canceller.count() != count;

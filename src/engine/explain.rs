@@ -2,10 +2,10 @@
 
 use super::load::Engine;
 use super::prepare::{self, Prepared};
-use super::runner::{self, Shape, Work};
+use super::runner::{self, Room, Shape, Work};
 use super::sequence::{Sequence, SequenceOptions};
 use crate::backend::cpu::pause::Control;
-use crate::circuit::{self, Workspace};
+use crate::circuit;
 use crate::ensure;
 use crate::error::Result;
 use crate::ops::{Batch, StatePointers, Value};
@@ -56,7 +56,13 @@ impl Engine {
         names: &[&str],
         bodies: Bodies,
     ) -> Result<Vec<Captured>> {
-        ensure!((1..=Shape::MOST_ROWS).contains(&slice), InvalidArgument, "slices of {slice} rows; 1 to {} run", Shape::MOST_ROWS);
+        ensure!(
+            (1..=self.shapes().most_rows()).contains(&slice),
+            InvalidArgument,
+            "slices of {slice} rows; 1 to {} run",
+            self.shapes().most_rows()
+        );
+        self.check_bodies(bodies)?;
         let mut circuit = self.prepared.circuit(true, bodies != Bodies::Fast)?;
         let mut values = Vec::with_capacity(names.len());
         for name in names {
@@ -65,7 +71,7 @@ impl Engine {
         }
         circuit.values.shrink_to_fit();
         let mut program = circuit::Program::new(circuit, slice, slice, &values)?;
-        let mut workspace = Workspace::new(program.workspace_bytes())?;
+        let mut room = Room::of(self, &program)?;
         let mut sequence = Sequence::new(self, &SequenceOptions::default())?;
         // Other bodies may give other bits, which no sequence may take up.
         sequence.forget_when_freed();
@@ -81,41 +87,44 @@ impl Engine {
             sequence.state.begin()?;
             let (position, pages, state) = (sequence.len(), &sequence.pages, sequence.state.pointers(false));
             runner::fill(&mut batch, [Work { tokens: piece, position, source: sequence.source(), pages, state }]);
-            match bodies {
-                Bodies::Fast | Bodies::Unfused => {
-                    program.run(self.pool(), &mut workspace, &batch, self.weights(), &mut circuit::Progress::default(), Control::none())?;
-                }
-                Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights())?,
+            match (bodies, &mut room) {
+                (Bodies::Definition, Room::Host(workspace)) => program.run_scalar(workspace, &batch, self.weights())?,
+                _ => drop(room.run(self, &mut program, &batch, &mut circuit::Progress::default(), false, Control::none())?),
             }
             sequence.state.commit(Some(position));
             sequence.tokens.extend_from_slice(piece);
             for (value, captured) in values.iter().zip(&mut out) {
-                program.read(&mut workspace, &batch, *value, &mut rows)?;
+                room.read(&program, &batch, *value, &mut rows)?;
                 captured.values.extend_from_slice(&rows);
             }
         }
         Ok(out)
     }
 
+    fn check_bodies(&self, bodies: Bodies) -> Result<()> {
+        let host = self.device.is_none() || bodies != Bodies::Definition;
+        crate::ensure!(host, Unsupported, "definitions run on the processor alone; load the model for device 0");
+        Ok(())
+    }
+
     /// Reads a source and returns the encoder's own named tensors (`encoded`, `layer.1`), as [`Engine::capture`] does for tokens.
     pub fn capture_source(self: &Arc<Self>, source: &[i32], names: &[&str], bodies: Bodies) -> Result<Vec<Captured>> {
+        self.check_bodies(bodies)?;
         self.check_source(source, self.info().context)?;
         let Some(circuit) = self.prepared.encoder_circuit(bodies != Bodies::Fast)? else { return Ok(Vec::new()) };
         let (mut program, values) = prepare::compiled(circuit, Shape { rows: source.len(), sequences: 1 }, names)?;
-        let mut workspace = Workspace::new(program.workspace_bytes())?;
+        let mut room = Room::of(self, &program)?;
         let pages = self.source_pages(source.len())?;
         let mut batch = Batch::default();
         let work = Work { tokens: source, position: 0, source: source.len(), pages: &pages, state: StatePointers::none() };
         runner::fill(&mut batch, [work]);
-        match bodies {
-            Bodies::Fast | Bodies::Unfused => {
-                program.run(self.pool(), &mut workspace, &batch, self.weights(), &mut circuit::Progress::default(), Control::none())?;
-            }
-            Bodies::Definition => program.run_scalar(&mut workspace, &batch, self.weights())?,
+        match (bodies, &mut room) {
+            (Bodies::Definition, Room::Host(workspace)) => program.run_scalar(workspace, &batch, self.weights())?,
+            _ => drop(room.run(self, &mut program, &batch, &mut circuit::Progress::default(), false, Control::none())?),
         }
         let captured = |value: &Value| {
             let mut rows = Vec::new();
-            program.read(&mut workspace, &batch, *value, &mut rows)?;
+            room.read(&program, &batch, *value, &mut rows)?;
             Ok(Captured { width: program.layout().slots[value.0 as usize].width, values: rows })
         };
         values.iter().map(captured).collect()

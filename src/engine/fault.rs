@@ -5,10 +5,10 @@
 //! is sought by halves; where recurrent states are gone the newest token has to do, whose own state has carried the fault into the
 //! same layer. This takes some steps of one token, beyond any budget.
 
-use super::runner::{self, Work};
+use super::runner::{self, Room, Work};
 use super::sequence::Sequence;
 use crate::backend::cpu::pause::Control;
-use crate::circuit::{self, Workspace};
+use crate::circuit;
 use crate::error::{Error, Kind, Result};
 use crate::ops::{Batch, Value};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl Sequence {
 struct Probe<'a> {
     sequence: &'a Sequence,
     program: circuit::Program,
-    workspace: Workspace,
+    room: Room,
     /// In the order in which they are computed.
     watched: Vec<(Value, String)>,
     batch: Batch,
@@ -63,9 +63,9 @@ impl<'a> Probe<'a> {
         let watched: Vec<_> = names.filter_map(|name| Some((circuit.named(&name)?, name))).collect();
         let values: Vec<_> = watched.iter().map(|(value, _)| *value).collect();
         let program = circuit::Program::new(circuit, 1, 1, &values)?;
-        let workspace = Workspace::new(program.workspace_bytes())?;
+        let room = Room::of(engine, &program)?;
         let batch = Batch { slots: Arc::clone(engine.states().0.layout().slots()), ..Batch::default() };
-        Ok(Probe { sequence, program, workspace, watched, batch, row: Vec::new() })
+        Ok(Probe { sequence, program, room, watched, batch, row: Vec::new() })
     }
 
     /// Computes the token at `position` again; the index of the first that is not finite.
@@ -81,9 +81,9 @@ impl<'a> Probe<'a> {
         let (source, pages, state) = (copy.source(), &copy.pages, copy.state.pointers(false));
         runner::fill(&mut self.batch, [Work { tokens, position, source, pages, state }]);
         let mut progress = circuit::Progress::default();
-        self.program.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut progress, Control::none())?;
+        self.room.run(engine, &mut self.program, &self.batch, &mut progress, false, Control::none())?;
         for (index, (value, _)) in self.watched.iter().enumerate() {
-            self.program.read(&mut self.workspace, &self.batch, *value, &mut self.row)?;
+            self.room.read(&self.program, &self.batch, *value, &mut self.row)?;
             if self.row.iter().any(|x| !x.is_finite()) {
                 return Ok(Some(index));
             }

@@ -1,8 +1,9 @@
 //! Which model this is, as one number: the same for models whose states fit each other.
 
 use super::load::Engine;
+use super::prepare::Prepared;
 use crate::error::{Result, reserve};
-use crate::ops::PAGE;
+use crate::ops::{PAGE, Weight};
 use crate::weights::WeightSpec;
 use std::fmt::{Display, Formatter};
 
@@ -30,24 +31,47 @@ impl Engine {
     }
 
     fn make_fingerprint(&self) -> Result<Fingerprint> {
-        let declared = &self.prepared.declarations;
-        let mut sums = Sums::default();
-        let shapes = format!("{} {:?} {PAGE} {:?} {:?}", self.info().model_type, self.prepared.compute, declared.kv, declared.slots);
-        sums.add(shapes.as_bytes());
-        let mut row = Vec::new();
-        for (spec, weight) in declared.weights.iter().zip(self.weights()) {
-            let WeightSpec { name, rows, cols, .. } = spec;
-            sums.add(format!("{name} {rows} {cols} {}", spec.experts()).as_bytes());
-            row.clear();
-            reserve(&mut row, *cols, "a row of a weight")?;
-            row.resize(*cols, 0.0f32);
-            let all = rows * spec.experts();
-            for i in 0..all.min(ROWS) {
-                weight.decode_row(if all <= ROWS { i } else { i * (all - 1) / (ROWS - 1) }, &mut row)?;
-                row.iter().for_each(|v| sums.word(u64::from(v.to_bits())));
-            }
+        let mut maker = Maker::new(&self.prepared);
+        for (spec, weight) in self.prepared.declarations.weights.iter().zip(self.weights()) {
+            maker.add(spec, weight)?;
         }
-        Ok(sums.end())
+        Ok(maker.end())
+    }
+}
+
+/// A fingerprint in the making, weight after weight in their order: a load onto a device makes it while they pass.
+pub(super) struct Maker {
+    sums: Sums,
+    row: Vec<f32>,
+}
+
+impl Maker {
+    pub fn new(prepared: &Prepared) -> Maker {
+        let declared = &prepared.declarations;
+        let mut sums = Sums::default();
+        let shapes = format!("{} {:?} {PAGE} {:?} {:?}", prepared.model_type, prepared.compute, declared.kv, declared.slots);
+        sums.add(shapes.as_bytes());
+        Maker { sums, row: Vec::new() }
+    }
+
+    /// Adds rows of a weight.
+    pub fn add(&mut self, spec: &WeightSpec, weight: &Weight) -> Result<()> {
+        let WeightSpec { name, rows, cols, .. } = spec;
+        let (sums, row) = (&mut self.sums, &mut self.row);
+        sums.add(format!("{name} {rows} {cols} {}", spec.experts()).as_bytes());
+        row.clear();
+        reserve(row, *cols, "a row of a weight")?;
+        row.resize(*cols, 0.0f32);
+        let all = rows * spec.experts();
+        for i in 0..all.min(ROWS) {
+            weight.decode_row(if all <= ROWS { i } else { i * (all - 1) / (ROWS - 1) }, row)?;
+            row.iter().for_each(|v| sums.word(u64::from(v.to_bits())));
+        }
+        Ok(())
+    }
+
+    pub fn end(self) -> Fingerprint {
+        self.sums.end()
     }
 }
 

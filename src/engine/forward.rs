@@ -2,7 +2,7 @@
 
 use super::counters::Counters;
 use super::load::Engine;
-use super::runner::{Runner, Shape, Work};
+use super::runner::{MOST_SEQUENCES, Runner, Work};
 use super::sequence::{Before, Sequence};
 use crate::backend::cpu::pause::Control;
 use crate::bail;
@@ -71,7 +71,7 @@ pub(super) fn recompute(engine: &Engine, sequence: &mut Sequence, len: usize) ->
     let (source, pages, state) = (sequence.source(), &sequence.pages, sequence.state.pointers(false));
     runner.set([Work { tokens: &token, position, source, pages, state }]);
     while runner.run(engine, Control::none())? == Outcome::Suspended {}
-    runner.logits(0, sequence.state.next_logits());
+    runner.logits(0, &mut sequence.state);
     sequence.state.commit(None);
     Ok(())
 }
@@ -128,12 +128,13 @@ impl Engine {
 
 /// Appends `each` tokens to every sequence; sequences grow as slices succeed. Allocates nothing here.
 fn run(engine: &Engine, sequences: &mut [&mut Sequence], tokens: &[i32], each: usize) -> Result<()> {
-    for (group, tokens) in sequences.chunks_mut(Shape::MOST_SEQUENCES).zip(tokens.chunks(Shape::MOST_SEQUENCES.saturating_mul(each))) {
-        let mut done = [0usize; Shape::MOST_SEQUENCES];
+    let (most_sequences, most_rows) = (engine.shapes().most_sequences(), engine.shapes().most_rows());
+    for (group, tokens) in sequences.chunks_mut(most_sequences).zip(tokens.chunks(most_sequences.saturating_mul(each))) {
+        let mut done = [0usize; MOST_SEQUENCES];
         loop {
             // Each sequence gets its next slice; slices of one batch share the rows there are.
-            let mut rows = Shape::MOST_ROWS;
-            let mut counts = [0usize; Shape::MOST_SEQUENCES];
+            let mut rows = most_rows;
+            let mut counts = [0usize; MOST_SEQUENCES];
             for (index, sequence) in group.iter_mut().enumerate() {
                 let count = (each - done[index]).min(rows);
                 if count > 0 {
@@ -145,7 +146,7 @@ fn run(engine: &Engine, sequences: &mut [&mut Sequence], tokens: &[i32], each: u
                     counts[index] = count;
                 }
             }
-            if rows == Shape::MOST_ROWS {
+            if rows == most_rows {
                 break;
             }
             let piece = |index: usize| &tokens[index * each + done[index]..][..counts[index]];
@@ -164,7 +165,7 @@ fn run(engine: &Engine, sequences: &mut [&mut Sequence], tokens: &[i32], each: u
                 sequence.tokens.extend_from_slice(piece(index));
                 sequence.counters.passes += 1;
                 if done[index] + counts[index] == each {
-                    runner.logits(row, sequence.state.next_logits());
+                    runner.logits(row, &mut sequence.state);
                 }
             }
             done.iter_mut().zip(counts).for_each(|(done, count)| *done += count);

@@ -39,6 +39,13 @@ impl Chooser {
 
     /// A token for the row after the tokens of `sequence`. A call that fails changes nothing.
     pub(super) fn choose(&mut self, sequence: &Sequence) -> Result<i32> {
+        // A device has found the highest logit already, and the row stays there.
+        if let (Some(best), None, false) = (sequence.state.best(), &self.constraint, self.record_logprob)
+            && let Some(token) = self.sampler.take_highest(best)
+        {
+            self.before_logprob = self.last_logprob;
+            return Ok(token);
+        }
         self.choose_from(sequence, sequence.logits()?).map_err(|e| sequence.located(e))
     }
 

@@ -8,15 +8,17 @@ use super::loader::{Loader, Progress};
 use super::plan::Plan;
 use super::prefix::Prefixes;
 use super::prepare::Prepared;
-use super::runner::Runner;
+use super::runner::{Runner, Shapes};
 use super::scheduler::Stepper;
 use super::shift::Keys;
 use crate::backend::cpu::lock_unless;
 use crate::backend::cpu::pool::{Pool, inside};
+use crate::backend::cuda::Stream;
 use crate::cache::{PagePool, State, StatePool};
+use crate::circuit::DeviceWeights;
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
-use crate::ops::{ExpertCache, Weight};
+use crate::ops::{ExpertCache, GpuWeight, Weight};
 use crate::options::LoadOptions;
 use crate::sampling::Vocabulary;
 use crate::text::{ChatTemplate, Tokenizer};
@@ -24,6 +26,7 @@ use crate::weights::{Access, Input, Role};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// Bytes of one step of a load that nobody slices: large enough to keep every worker busy, small enough to cancel between.
 const SLICE: usize = 32 << 20;
@@ -34,6 +37,8 @@ pub struct Engine {
     pub(super) info: Info,
     pub(super) plan: Plan,
     pub(super) weights: Vec<Weight>,
+    /// The device that computes, with the weights there; none where the processor does.
+    pub(super) device: Option<OnDevice>,
     /// Packed experts that are kept, where they stay in their file.
     pub(super) experts: Arc<ExpertCache>,
     pub(super) pool: Pool,
@@ -52,6 +57,12 @@ pub struct Engine {
     pub(super) template: Result<ChatTemplate>,
     /// The tokens for grammars, made when the first grammar is.
     pub(super) grammar_vocabulary: OnceLock<Arc<Vocabulary>>,
+}
+
+/// What a model has on its device.
+pub(super) struct OnDevice {
+    pub stream: Arc<Stream>,
+    pub weights: DeviceWeights,
 }
 
 /// Loads a checkpoint: a Hugging Face folder or a GGUF file. `progress` is called between slices of work on the calling thread
@@ -168,8 +179,24 @@ impl Engine {
         matrices.map(|w| 2 * (w.rows * w.cols * w.active) as u64).sum()
     }
 
+    /// Time that blocking calls spent waiting for the device, all together: what is left of theirs is the host's.
+    pub fn device_waited(&self) -> Result<Duration> {
+        Ok(self.runner()?.waited())
+    }
+
     pub(super) fn weights(&self) -> &[Weight] {
         &self.weights
+    }
+
+    pub(super) fn device_weights(&self) -> Result<&[GpuWeight]> {
+        match &self.device {
+            Some(device) => Ok(&device.weights.weights),
+            None => crate::bail!(Internal, "a run on a device of a model that has none"),
+        }
+    }
+
+    pub(super) fn shapes(&self) -> &'static Shapes {
+        self.prepared.shapes()
     }
 
     pub(super) fn pool(&self) -> &Pool {

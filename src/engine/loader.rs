@@ -4,8 +4,9 @@
 //! frees everything. Headers and each program are made in one piece.
 
 use super::cost::Cost;
+use super::fingerprint::Maker;
 use super::info::Info;
-use super::load::Engine;
+use super::load::{Engine, OnDevice};
 use super::making::{Making, Room};
 use super::pack::{self, Supply};
 use super::plan::Plan;
@@ -19,7 +20,9 @@ use super::vocabulary;
 use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd;
-use crate::cache::{PagePool, StateLayout, StatePool};
+use crate::backend::cuda::{Device, Stream};
+use crate::cache::{Home, PagePool, StateLayout, StatePool};
+use crate::circuit::DeviceWeights;
 use crate::error::{Kind, Result, ensure_memory, vec_with_capacity};
 use crate::ops::{ExpertCache, Weight};
 use crate::options::{Compute, LoadOptions};
@@ -102,10 +105,41 @@ struct Weights {
     /// All matrices.
     region: Arc<Region>,
     weights: Vec<Weight>,
+    /// Where they go, if that is not the host's memory.
+    device: Option<Putting>,
     programs: Programs,
     /// Bytes of finished weights.
     done: u64,
     making: Making,
+}
+
+/// A device that weights go to, with the fingerprint that they make as they pass.
+struct Putting {
+    stream: Arc<Stream>,
+    weights: DeviceWeights,
+    fingerprint: Maker,
+}
+
+impl Putting {
+    fn new(device: &Arc<Device>, prepared: &Prepared, plan: &Plan) -> Result<Putting> {
+        let stream = Arc::new(Stream::new(device, false)?);
+        let weights = DeviceWeights::new(&stream, usize::try_from(plan.device.weights).unwrap_or(usize::MAX))?;
+        Ok(Putting { stream, weights, fingerprint: Maker::new(prepared) })
+    }
+
+    /// Puts a weight there; what of it stays here.
+    fn put(&mut self, supply: &Supply, spec: &WeightSpec, weight: Weight) -> Result<Weight> {
+        // The fingerprint is that of the same model on the processor, which does not pack these.
+        match (spec.role, supply) {
+            (Role::Rows, Supply::Checkpoint(_)) => self.fingerprint.add(spec, &pack::read(supply, spec)?)?,
+            _ => self.fingerprint.add(spec, &weight)?,
+        }
+        self.weights.push(&weight)?;
+        Ok(match weight {
+            Weight::Vector(values) => Weight::Vector(values),
+            other => Weight::OnDevice(other.bytes()),
+        })
+    }
 }
 
 impl Loader {
@@ -169,7 +203,7 @@ impl Loader {
             Stage::Pool(prepared, programs) => {
                 let weights = Weights::new(*prepared, *programs, &self.options, self.pool.take())?;
                 self.progress = Progress { done_bytes: 0, total_bytes: 0, phase: "tokenizer" };
-                runtime::note(Level::Info, 0, || format!("load: weights, {} bytes", weights.plan.weights));
+                runtime::note(Level::Info, 0, || format!("load: weights, {} bytes", weights.planned()));
                 Stage::Vocabulary(Box::new(weights))
             }
             Stage::Vocabulary(weights) => {
@@ -194,11 +228,11 @@ impl Loader {
             }
             Stage::Weights(mut weights, words) => {
                 let all = weights.step(most)?;
-                self.progress.done_bytes = (weights.done + weights.making.bytes()).min(weights.plan.weights);
+                self.progress.done_bytes = (weights.done + weights.making.bytes()).min(weights.planned());
                 if all { Stage::Finish(weights, words) } else { Stage::Weights(weights, words) }
             }
             Stage::Finish(weights, words) => {
-                let (done_bytes, total_bytes) = (weights.plan.weights, weights.plan.weights);
+                let (done_bytes, total_bytes) = (weights.planned(), weights.planned());
                 let (tokenizer, ends) = words.get()?;
                 let engine = weights.finish(tokenizer, ends)?;
                 self.progress = Progress { done_bytes, total_bytes, phase: "done" };
@@ -213,7 +247,7 @@ impl Loader {
 
 impl Loader {
     fn begin_weights(&mut self, weights: Box<Weights>, words: Words) -> Stage {
-        self.progress = Progress { done_bytes: 0, total_bytes: weights.plan.weights, phase: "weights" };
+        self.progress = Progress { done_bytes: 0, total_bytes: weights.planned(), phase: "weights" };
         Stage::Weights(weights, words)
     }
 }
@@ -222,6 +256,10 @@ impl Weights {
     fn new(prepared: Prepared, programs: Programs, options: &LoadOptions, pool: Option<Pool>) -> Result<Weights> {
         let plan = prepared.plan_of(&programs, 1)?;
         preflight::check_memory(&plan, prepared.context, options.memory)?;
+        if let Some(device) = &prepared.device {
+            preflight::check_device_memory(&plan, prepared.context, options.device_bytes, device)?;
+            prepared.check_kernels(&programs)?;
+        }
         let pool = match pool {
             Some(pool) => pool,
             None => Pool::new(options.threads)?,
@@ -232,8 +270,16 @@ impl Weights {
         };
         let weights = vec_with_capacity(prepared.declarations.weights.len(), "the list of weights")?;
         let experts = Arc::new(ExpertCache::new(prepared.expert_budget.unwrap_or(0)));
-        let region = Region::new(Class::Weights, prepared.region_bytes()?, "packed weights")?;
-        Ok(Weights { prepared, plan, pool, supply, experts, region, weights, programs, done: 0, making: Making::default() })
+        let device = prepared.device.as_ref().map(|device| Putting::new(device, &prepared, &plan)).transpose()?;
+        // For a device weights are packed one by one and do not stay.
+        let bytes = if device.is_some() { 0 } else { prepared.region_bytes()? };
+        let region = Region::new(Class::Weights, bytes, "packed weights")?;
+        Ok(Weights { prepared, plan, pool, supply, experts, region, weights, device, programs, done: 0, making: Making::default() })
+    }
+
+    /// Bytes of all weights, where they go.
+    fn planned(&self) -> u64 {
+        if self.device.is_some() { self.plan.device.weights } else { self.plan.weights }
     }
 
     /// Makes about `most` bytes more of one weight. Whether all weights are there.
@@ -243,13 +289,18 @@ impl Weights {
         let layouts = &prepared.layouts[index];
         if prepared.pages(spec)? {
             self.weights.push(pack::paged(&prepared.checkpoint, spec, layouts, &self.experts)?);
-        } else if let Some(weight) =
-            self.making.step(&self.supply, spec, layouts, &Room { pool: &self.pool, region: &self.region }, most)?
-        {
+            return Ok(self.weights.len() == prepared.declarations.weights.len());
+        }
+        let room = Room { pool: &self.pool, region: &self.region, packs_rows: self.device.is_some() };
+        if let Some(weight) = self.making.step(&self.supply, spec, layouts, &room, most)? {
             self.making = Making::default();
             self.done += weight.bytes() as u64;
+            let weight = match &mut self.device {
+                Some(device) => device.put(&self.supply, spec, weight)?,
+                None => weight,
+            };
             self.weights.push(weight);
-            if matches!(spec.role, Role::Matrix | Role::Experts) {
+            if prepared.packs(spec) {
                 let give_back = |index, count| spec.parts().for_each(|part| prepared.checkpoint.release_share(&part.tensor, index, count));
                 let (shares, counter) = (self.pool.count(), AtomicUsize::new(0));
                 self.pool.run(&|worker| worker.each(&counter, shares, 1, |range| range.for_each(|index| give_back(index, shares))))?;
@@ -259,14 +310,24 @@ impl Weights {
     }
 
     fn finish(self: Box<Self>, tokenizer: Result<Arc<Tokenizer>>, end_tokens: Vec<i32>) -> Result<Arc<Engine>> {
-        let Weights { prepared, plan, pool, weights, experts, programs, .. } = *self;
+        let Weights { prepared, plan, pool, weights, experts, programs, device, .. } = *self;
+        let (device, fingerprint) = match device {
+            Some(Putting { stream, mut weights, fingerprint }) => {
+                weights.finish()?;
+                (Some(OnDevice { stream, weights }), OnceLock::from(fingerprint.end()))
+            }
+            None => (None, OnceLock::new()),
+        };
+        let stream = device.as_ref().map(|device| &device.stream);
+        let home = stream.map_or(Home::Host, |stream| Home::Device(Arc::clone(stream)));
         let dims = prepared.model.dims();
-        let states = StatePool::new(StateLayout::new(&prepared.declarations.slots, dims.vocab)?);
+        let states = StatePool::at(&home, StateLayout::new(&prepared.declarations.slots, dims.vocab)?);
         let zero = states.zero()?;
         let Programs { blocking, steps, encoder, hidden, .. } = programs;
-        let runner = Mutex::new(Runner::new(blocking, [encoder, hidden], states.layout().slots())?);
-        let stepper = Mutex::new(Stepper::new(Runner::new(steps, [None, None], states.layout().slots())?));
-        let pools = prepared.declarations.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), prepared.context)).collect();
+        let (slots, sizes) = (states.layout().slots(), (prepared.declarations.kv.len(), prepared.context));
+        let runner = Mutex::new(Runner::new(blocking, [encoder, hidden], slots, stream, sizes)?);
+        let stepper = Mutex::new(Stepper::new(Runner::new(steps, [None, None], slots, stream, sizes)?));
+        let pools = prepared.declarations.kv.iter().map(|spec| PagePool::at(&home, spec.page_bytes(), prepared.context)).collect();
         let template = match &tokenizer {
             Ok(tokenizer) => vocabulary::template(tokenizer),
             Err(e) => Err(e.clone()),
@@ -303,6 +364,7 @@ impl Weights {
             info,
             plan,
             weights,
+            device,
             experts,
             pool,
             runner,
@@ -313,7 +375,7 @@ impl Weights {
             states,
             zero,
             prefixes,
-            fingerprint: OnceLock::new(),
+            fingerprint,
             keys: OnceLock::new(),
             tokenizer,
             template,

@@ -14,6 +14,8 @@ use std::sync::Arc;
 pub(super) struct Room<'a> {
     pub pool: &'a Pool,
     pub region: &'a Arc<Region>,
+    /// Whether tables that rows are looked up in are packed too.
+    pub packs_rows: bool,
 }
 
 /// How far a weight is.
@@ -41,6 +43,7 @@ impl Making {
     pub fn step(&mut self, supply: &Supply, spec: &WeightSpec, layouts: &[Layout], room: &Room<'_>, most: usize) -> Result<Option<Weight>> {
         let parts = match (&spec.source, spec.role) {
             (Source::Tensors(parts), Role::Matrix | Role::Experts) => parts,
+            (Source::Tensors(parts), Role::Rows) if room.packs_rows => parts,
             (Source::Experts(experts), _) => match experts.get(self.experts.len()) {
                 Some(parts) => parts,
                 None => return Ok(Some(Weight::Experts(std::mem::take(&mut self.experts)))),

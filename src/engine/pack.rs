@@ -566,7 +566,9 @@ mod tests {
             let region = Region::new(crate::runtime::Class::Other, 0, "test").unwrap();
             loop {
                 // One panel at a time.
-                if let Some(weight) = making.step(&supply, spec, &layouts, &Room { pool: &pool, region: &region }, 1).unwrap() {
+                if let Some(weight) =
+                    making.step(&supply, spec, &layouts, &Room { pool: &pool, region: &region, packs_rows: false }, 1).unwrap()
+                {
                     return weight;
                 }
             }

@@ -1,19 +1,20 @@
 //! Everything that is known of a model before its weights are read: declarations, formats, circuit, sizes.
 
-use super::plan::Plan;
+use super::plan::{DevicePlan, Plan};
 use super::preflight::{self, Class, Counts, Finding, report};
-use super::runner::Shape;
+use super::runner::{ON_DEVICE, ON_HOST, Shape, Shapes};
 use super::{pack, precision};
 use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::available_threads;
-use crate::backend::cpu::pack::{Layout, Packed};
+use crate::backend::cpu::pack::{LANES, Layout, Packed};
+use crate::backend::cuda::Device;
 use crate::cache::{PagePool, StateLayout};
-use crate::circuit::{Circuit, Needs, Node, Program, Tape, fuse, lower};
+use crate::circuit::{Circuit, DeviceWeights, DeviceWorkspace, Needs, Node, Program, Tape, fuse, fuse_for_device, lower, rehearse};
 use crate::error::{Error, Kind, Result, reserve};
 use crate::families::loader_for_config;
 use crate::layers::{Config, RopeParameters};
 use crate::model::{Build, Model};
-use crate::ops::{KvType, Port, Value, WeightId};
+use crate::ops::{GpuWeight, KvType, Port, Value, WeightId, part_of};
 use crate::options::{Compute, LoadOptions, Precision};
 use crate::tensor::DType;
 use crate::weights::{Checkpoint, CodeForm, Declarations, Form, Part, Pick, Role, Source, WeightSpec, regroup};
@@ -38,6 +39,8 @@ pub(super) struct Prepared {
     /// Most bytes of packed experts, where they stay in their file.
     pub expert_budget: Option<u64>,
     pub options: LoadOptions,
+    /// The device that computes, where that is not the processor.
+    pub device: Option<Arc<Device>>,
 }
 
 /// The programs of a model, made one at a time.
@@ -54,7 +57,8 @@ pub(super) struct Programs {
 impl Programs {
     /// Makes one more. Whether all are there.
     pub fn step(&mut self, prepared: &Prepared) -> Result<bool> {
-        for (list, shapes) in [(&mut self.blocking, &Shape::ALL), (&mut self.steps, &Shape::STEPS)] {
+        let Shapes { all, steps } = prepared.shapes();
+        for (list, shapes) in [(&mut self.blocking, all), (&mut self.steps, steps)] {
             if let Some(&shape) = shapes.get(list.len()) {
                 reserve(list, 1, "the list of programs")?;
                 list.push((shape, prepared.program(shape, false, &[])?.0));
@@ -97,6 +101,11 @@ impl Prepared {
         let compute = Compute::resolve(options.compute)?;
         let schedule = options.precision.resolve()?;
         let expert_budget = options.expert_budget()?.filter(|_| options.synthetic.is_none());
+        let device = options.device.checked_sub(1).map(Device::open).transpose()?;
+        if device.is_some() && expert_budget.is_some() {
+            let text = "expert_bytes: on a device all experts are packed; none can stay in their file";
+            return Err(Error::new(Kind::Unsupported, text).named("expert_bytes"));
+        }
         // A checkpoint stored in f32 gets a cache of the same precision.
         let stored = checkpoint.describe().by_dtype.first().map(|(dtype, _)| *dtype);
         let exact = compute == Compute::F32 || stored == Some(DType::F32) && options.synthetic.is_none();
@@ -168,6 +177,7 @@ impl Prepared {
                 context,
                 expert_budget,
                 options: options.clone(),
+                device,
             }),
         }
     }
@@ -190,6 +200,9 @@ impl Prepared {
         lower(&mut circuit, &|id| self.needs(id));
         if !plain {
             fuse(&mut circuit);
+            if self.device.is_some() {
+                fuse_for_device(&mut circuit);
+            }
         }
         Ok(circuit)
     }
@@ -221,8 +234,10 @@ impl Prepared {
         circuit.rounds = self.compute == Compute::Fast;
         lower(&mut circuit, &|id| self.needs(id));
         fuse(&mut circuit);
-        let Shape { rows, .. } = Shape::ALL[2];
-        Ok(Some(Program::new(circuit, rows, 1, &[])?))
+        if self.device.is_some() {
+            fuse_for_device(&mut circuit);
+        }
+        Ok(Some(Program::new(circuit, self.shapes().most_rows(), 1, &[])?))
     }
 
     fn needs(&self, id: WeightId) -> Needs {
@@ -236,7 +251,17 @@ impl Prepared {
             return 0;
         }
         let matrices = self.declarations.weights.iter().zip(&self.layouts).filter(|(_, layouts)| layouts.contains(&Layout::Bf16));
-        matrices.map(|(spec, _)| spec.cols as u64).max().unwrap_or(0).saturating_mul(2 * Shape::MOST_ROWS as u64)
+        matrices.map(|(spec, _)| spec.cols as u64).max().unwrap_or(0).saturating_mul(2 * self.shapes().most_rows() as u64)
+    }
+
+    /// Batches that programs are made for.
+    pub fn shapes(&self) -> &'static Shapes {
+        if self.options.device > 0 { &ON_DEVICE } else { &ON_HOST }
+    }
+
+    /// Whether a weight is packed at load: matrices, and for a device, which decodes nothing else, tables that rows are looked up in.
+    pub fn packs(&self, spec: &WeightSpec) -> bool {
+        is_packed(spec.role, &self.options)
     }
 
     /// Whether a weight's experts stay in their file.
@@ -248,7 +273,7 @@ impl Prepared {
     pub fn region_bytes(&self) -> Result<usize> {
         let mut sum = 0usize;
         for (spec, layouts) in self.declarations.weights.iter().zip(&self.layouts) {
-            if matches!(spec.role, Role::Matrix | Role::Experts) && !self.pages(spec)? {
+            if self.packs(spec) && !self.pages(spec)? {
                 for (part, layout) in spec.parts().zip(layouts) {
                     let bytes = Packed::bytes(*layout, part.rows, spec.cols).map(Region::room);
                     // More than can be is refused where it is asked for.
@@ -274,17 +299,18 @@ impl Prepared {
             let bytes = |(part, layout): (&Part, &Layout)| Packed::bytes(*layout, part.rows, spec.cols).map_or(u64::MAX, |n| n as u64);
             let place = if self.pages(spec)? { &mut paged } else { &mut weights };
             *place = place.saturating_add(match spec.role {
-                Role::Matrix | Role::Experts => spec.parts().zip(layouts).map(bytes).fold(0, u64::saturating_add),
+                _ if self.packs(spec) => spec.parts().zip(layouts).map(bytes).fold(0, u64::saturating_add),
+                Role::Matrix | Role::Experts => 0,
                 Role::Rows if self.options.synthetic.is_some() => (spec.rows as u64).saturating_mul(spec.cols as u64).saturating_mul(2),
                 Role::Rows => 0,
                 Role::Vector { .. } => (spec.cols as u64).saturating_mul(4),
             });
         }
         let weights = weights.saturating_add(paged.min(self.expert_budget.unwrap_or(0)));
-        // What is kept for later prompts is counted as if all of it were pages.
-        let set = self.declarations.kv.iter().map(|spec| spec.page_bytes()).fold(0, usize::saturating_add).max(1);
-        let kept = usize::try_from(self.options.prefix_bytes).unwrap_or(usize::MAX) / set;
-        let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences, kept));
+        if let Some(device) = &self.device {
+            return self.device_plan(device, programs, sequences, weights);
+        }
+        let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences, self.kept()));
         let kv = pools.fold(0, u64::saturating_add);
         // Blocking calls and steps each have a workspace, as large as their largest program needs.
         let bytes = |program: &Program| program.workspace_bytes() as u64;
@@ -303,7 +329,87 @@ impl Prepared {
             scratch,
             other: [rows, tables, self.overhead(sequences)?].into_iter().fold(0, u64::saturating_add),
             source: self.checkpoint.held_bytes(),
+            device: DevicePlan::default(),
         })
+    }
+
+    /// As `plan_of` for a device, where `weights` bytes of weights go.
+    fn device_plan(&self, device: &Arc<Device>, programs: &Programs, sequences: usize, weights: u64) -> Result<Plan> {
+        let specs = || self.declarations.weights.iter().zip(&self.layouts);
+        let parts: usize = specs().map(|(_, layouts)| layouts.len() + 1).sum();
+        let vectors: u64 = specs().filter(|(spec, _)| matches!(spec.role, Role::Vector { .. })).map(|(spec, _)| 4 * spec.cols as u64).sum();
+        let whole = |(spec, layouts): (&WeightSpec, &Vec<Layout>)| {
+            let bytes = |(part, layout): (&Part, &Layout)| Packed::bytes(*layout, part.rows, spec.cols).map_or(u64::MAX, |n| n as u64);
+            spec.parts().zip(layouts).map(bytes).fold(0, u64::saturating_add)
+        };
+        let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences, self.kept()));
+        let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
+        let states = (sequences as u64).saturating_mul(2).saturating_add(1).saturating_mul(4);
+        let workspace =
+            |list: &[&Program]| DeviceWorkspace::bytes(list, self.declarations.kv.len(), self.context, device.info().processors);
+        let others = programs.encoder.iter().chain(&programs.hidden);
+        let blocking: Vec<&Program> = programs.blocking.iter().map(|(_, program)| program).chain(others).collect();
+        let steps: Vec<&Program> = programs.steps.iter().map(|(_, program)| program).collect();
+        let tables: u64 = programs.blocking.iter().chain(&programs.steps).map(|(_, program)| program.table_bytes() as u64).sum();
+        let rows = states.saturating_mul(self.model.dims().vocab as u64);
+        Ok(Plan {
+            // A weight is packed here before it goes.
+            weights: vectors.saturating_add(specs().map(whole).max().unwrap_or(0)),
+            kv: 0,
+            state: 0,
+            scratch: DeviceWeights::STAGING as u64,
+            other: [rows, tables, self.overhead(sequences)?].into_iter().fold(0, u64::saturating_add),
+            source: self.checkpoint.held_bytes(),
+            device: DevicePlan {
+                weights: weights.saturating_add(ROOM * parts as u64),
+                kv: pools.fold(0, u64::saturating_add),
+                state: states.saturating_mul(layout.floats() as u64),
+                scratch: (workspace(&blocking) as u64).saturating_add(workspace(&steps) as u64),
+            },
+        })
+    }
+
+    /// Pages of what is kept for later prompts, as if all of it were pages.
+    fn kept(&self) -> usize {
+        let set = self.declarations.kv.iter().map(|spec| spec.page_bytes()).fold(0, usize::saturating_add).max(1);
+        usize::try_from(self.options.prefix_bytes).unwrap_or(usize::MAX) / set
+    }
+
+    /// How the weights will be described to operations that are launched, at no address.
+    pub fn outlines(&self) -> Vec<GpuWeight> {
+        let outline = |(spec, layouts): (&WeightSpec, &Vec<Layout>)| {
+            if !self.packs(spec) {
+                return GpuWeight::Vector { data: 0, len: spec.cols };
+            }
+            let mut layouts = layouts.iter();
+            let mut parts = |parts: &[Part]| {
+                let mut first = 0;
+                let describe = |(part, layout): (&Part, &Layout)| {
+                    let panel = Packed::bytes(*layout, part.rows, spec.cols).unwrap_or(0) / part.rows.div_ceil(LANES).max(1);
+                    first += part.rows;
+                    part_of(*layout, part.rows, spec.cols, panel, first - part.rows, 0)
+                };
+                parts.iter().zip(layouts.by_ref()).map(describe).collect::<Vec<_>>()
+            };
+            match &spec.source {
+                Source::Experts(experts) => GpuWeight::Experts { parts: experts.iter().map(|own| parts(own)).collect(), table: 0 },
+                Source::Tensors(list) => GpuWeight::Matrix(parts(list)),
+                Source::Constant(values) => GpuWeight::Vector { data: 0, len: values.len() },
+            }
+        };
+        self.declarations.weights.iter().zip(&self.layouts).map(outline).collect()
+    }
+
+    /// Whether the device has code for every operation of the programs.
+    pub fn check_kernels(&self, programs: &Programs) -> Result<()> {
+        let Some(device) = &self.device else { return Ok(()) };
+        let weights = self.outlines();
+        let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
+        let listed = programs.blocking.iter().chain(&programs.steps).map(|(_, program)| program);
+        for program in listed.chain(&programs.encoder).chain(&programs.hidden) {
+            rehearse(program, &weights, self.declarations.kv.len(), layout.slots(), device.info().processors)?;
+        }
+        Ok(())
     }
 
     /// What is not made of buffers whose size is known: the tokenizer, names, lists of pages, stacks. Estimates, from
@@ -328,6 +434,8 @@ impl Prepared {
     }
 }
 
+/// What lies between a weight on a device and the next at most, with a part's place in a table of experts.
+const ROOM: u64 = 320;
 /// Bytes of a token: its text, its merge, their places in tables, and what building those leaves behind.
 const TOKEN: u64 = 84;
 /// Where merges follow from scores.
@@ -431,7 +539,7 @@ impl Choice<'_> {
 
     /// The layout of a matrix; nothing for what is not multiplied.
     fn layout(&self, spec: &WeightSpec, part: &Part, form: Form, pick: Pick) -> Result<Option<Layout>> {
-        if !matches!(spec.role, Role::Matrix | Role::Experts) {
+        if !is_packed(spec.role, self.options) {
             if let Form::Plain(dtype) = form
                 && crate::quant::format(dtype).is_none()
             {
@@ -453,6 +561,10 @@ impl Choice<'_> {
         }
         Ok(Some(layout))
     }
+}
+
+fn is_packed(role: Role, options: &LoadOptions) -> bool {
+    matches!(role, Role::Matrix | Role::Experts) || role == Role::Rows && options.device > 0
 }
 
 /// A shape without its dimensions of 1, which change nothing about where elements lie.

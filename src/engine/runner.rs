@@ -2,12 +2,14 @@
 
 use super::load::Engine;
 use crate::backend::cpu::pause::Control;
-use crate::cache::LayerPages;
-use crate::circuit::{Outcome, Program, Progress, Workspace};
-use crate::error::Result;
-use crate::ops::{Batch, KvPages, Segment, StatePointers};
+use crate::backend::cuda::Stream;
+use crate::cache::{LayerPages, SequenceState};
+use crate::circuit::{DeviceWorkspace, Outcome, Program, Progress, Workspace};
+use crate::error::{Result, vec_with_capacity};
+use crate::ops::{Batch, KvPages, Segment, StatePointers, Value};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most rows and sequences of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,17 +18,50 @@ pub(super) struct Shape {
     pub sequences: usize,
 }
 
-impl Shape {
-    /// One token of one sequence; one token of each of a few; a slice of a prompt.
-    pub const ALL: [Shape; 3] = [Shape { rows: 1, sequences: 1 }, Shape { rows: 16, sequences: 16 }, Shape { rows: 256, sequences: 16 }];
+/// The batches that programs are made for, smallest first.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Shapes {
+    /// Of calls that run to their end: one token of one sequence; one token of each of a few; a slice of a prompt.
+    pub all: [Shape; 3],
+    /// Of bounded work: small enough that a prompt's slice is soon there to keep.
+    pub steps: [Shape; 3],
+}
 
-    /// Batches of bounded work: small enough that a prompt's slice is soon there to keep.
-    pub const STEPS: [Shape; 3] = [Shape { rows: 1, sequences: 1 }, Shape { rows: 16, sequences: 16 }, Shape { rows: 64, sequences: 16 }];
+const ONE: Shape = Shape { rows: 1, sequences: 1 };
 
+/// What suits the processor.
+pub(super) static ON_HOST: Shapes = Shapes {
+    all: [ONE, Shape { rows: 16, sequences: 16 }, Shape { rows: 256, sequences: 16 }],
+    steps: [ONE, Shape { rows: 16, sequences: 16 }, Shape { rows: 64, sequences: 16 }],
+};
+
+/// What suits a device, which wants many rows at once.
+pub(super) static ON_DEVICE: Shapes = Shapes {
+    all: [ONE, Shape { rows: 64, sequences: MOST_SEQUENCES }, Shape { rows: 2048, sequences: MOST_SEQUENCES }],
+    steps: [ONE, Shape { rows: 64, sequences: MOST_SEQUENCES }, Shape { rows: MOST_STEP_ROWS, sequences: MOST_SEQUENCES }],
+};
+
+/// Most sequences of a batch, anywhere.
+pub(super) const MOST_SEQUENCES: usize = 64;
+
+/// Most rows of bounded work, anywhere.
+pub(super) const MOST_STEP_ROWS: usize = 512;
+
+impl Shapes {
     /// Most rows of any batch.
-    pub const MOST_ROWS: usize = Shape::ALL[2].rows;
+    pub fn most_rows(&self) -> usize {
+        self.all[2].rows
+    }
+
     /// Most sequences of any batch.
-    pub const MOST_SEQUENCES: usize = Shape::ALL[2].sequences;
+    pub fn most_sequences(&self) -> usize {
+        self.all[2].sequences
+    }
+
+    /// Most rows of bounded work.
+    pub fn step_rows(&self) -> usize {
+        self.steps[2].rows
+    }
 }
 
 /// The programs and their memory. One batch runs at a time; it may leave off and go on later.
@@ -36,9 +71,58 @@ pub(super) struct Runner {
     encoder: Option<Program>,
     /// To the last layer's output instead of logits.
     hidden: Option<Program>,
-    workspace: Workspace,
+    room: Room,
     batch: Batch,
     progress: Progress,
+}
+
+/// What programs run in, where the model computes.
+pub(super) enum Room {
+    Host(Workspace),
+    Device(Box<DeviceWorkspace>),
+}
+
+impl Room {
+    /// For these programs; `stream` is that of the device. Of the batches: key/value states, and the longest sequence.
+    pub fn new(programs: &[&Program], stream: Option<&Arc<Stream>>, (kv_states, context): (usize, usize)) -> Result<Room> {
+        Ok(match stream {
+            Some(stream) => Room::Device(Box::new(DeviceWorkspace::new(stream, programs, kv_states, context)?)),
+            None => Room::Host(Workspace::new(programs.iter().map(|p| p.workspace_bytes()).max().unwrap_or(0))?),
+        })
+    }
+
+    /// For a program of a loaded model.
+    pub fn of(engine: &Engine, program: &Program) -> Result<Room> {
+        let stream = engine.device.as_ref().map(|device| &device.stream);
+        Room::new(&[program], stream, (engine.pools().len(), engine.info().context))
+    }
+
+    /// Runs a program, or goes on with it. With `keep` its rows are logits, which a device then puts behind the slots of the states.
+    pub fn run(
+        &mut self,
+        engine: &Engine,
+        program: &mut Program,
+        batch: &Batch,
+        progress: &mut Progress,
+        keep: bool,
+        control: Control<'_>,
+    ) -> Result<Outcome> {
+        match self {
+            Room::Host(workspace) => program.run(engine.pool(), workspace, batch, engine.weights(), progress, control),
+            Room::Device(workspace) => {
+                let slots = keep.then(|| engine.states().0.layout().slot_floats());
+                workspace.run(program, batch, engine.device_weights()?, slots, control)
+            }
+        }
+    }
+
+    /// Rows of a value that was kept.
+    pub fn read(&mut self, program: &Program, batch: &Batch, value: Value, out: &mut Vec<f32>) -> Result<()> {
+        match self {
+            Room::Host(workspace) => program.read(workspace, batch, value, out),
+            Room::Device(workspace) => workspace.read(program, batch, value, out),
+        }
+    }
 }
 
 /// Tokens to append to one sequence, its pages by key/value state, and its recurrent state.
@@ -53,20 +137,52 @@ pub(super) struct Work<'a> {
 
 impl Runner {
     /// Runs these programs, smallest first. `slots` says where each recurrent slot lies in a sequence's state.
-    pub fn new(programs: Vec<(Shape, Program)>, [encoder, hidden]: [Option<Program>; 2], slots: &Arc<[Range<usize>]>) -> Result<Runner> {
-        let bytes = programs.iter().map(|(_, p)| p).chain(&encoder).chain(&hidden).map(Program::workspace_bytes).max().unwrap_or(0);
-        let batch = Batch { slots: Arc::clone(slots), ..Batch::default() };
-        Ok(Runner { programs, encoder, hidden, workspace: Workspace::new(bytes)?, batch, progress: Progress::default() })
+    pub fn new(
+        programs: Vec<(Shape, Program)>,
+        [encoder, hidden]: [Option<Program>; 2],
+        slots: &Arc<[Range<usize>]>,
+        stream: Option<&Arc<Stream>>,
+        sizes: (usize, usize),
+    ) -> Result<Runner> {
+        // Room for the widest batch, so that none allocates later.
+        let (rows, sequences) = programs.iter().fold((0, 0), |(r, s), (shape, _)| (r.max(shape.rows), s.max(shape.sequences)));
+        let what = "the widest batch";
+        let batch = Batch {
+            tokens: vec_with_capacity(rows, what)?,
+            positions: vec_with_capacity(rows, what)?,
+            segments: vec_with_capacity(sequences, what)?,
+            kv: vec_with_capacity(sequences.saturating_mul(sizes.0), what)?,
+            states: vec_with_capacity(sequences, what)?,
+            sources: vec_with_capacity(sequences, what)?,
+            slots: Arc::clone(slots),
+            ..Batch::default()
+        };
+        let all: Vec<&Program> = programs.iter().map(|(_, p)| p).chain(&encoder).chain(&hidden).collect();
+        let room = Room::new(&all, stream, sizes)?;
+        Ok(Runner { programs, encoder, hidden, room, batch, progress: Progress::default() })
     }
 
     /// Gives back what is kept between runs.
     pub fn trim(&mut self) {
-        self.workspace.trim();
+        if let Room::Host(workspace) = &mut self.room {
+            workspace.trim();
+        }
+    }
+
+    /// Time that runs on a device spent waiting for it; none on the processor.
+    pub fn waited(&self) -> Duration {
+        match &self.room {
+            Room::Host(_) => Duration::ZERO,
+            Room::Device(workspace) => workspace.waited(),
+        }
     }
 
     /// Begins a batch; one that was under way is forgotten.
     pub fn begin(&mut self) {
         self.progress.restart();
+        if let Room::Device(workspace) = &mut self.room {
+            workspace.restart();
+        }
     }
 
     /// The batch that is run, or run on: the same each time until it is done. Its pages and states must stay what they are until then.
@@ -76,39 +192,46 @@ impl Runner {
 
     /// Runs the batch, from its start or from where it left off. Once it is done, rows of logits are read with [`Runner::logits`].
     pub fn run(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
-        let (rows, sequences) = (self.batch.tokens.len(), self.batch.segments.len());
-        let program = pick(&mut self.programs, rows, sequences);
-        program.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
+        let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
+        self.room.run(engine, program, &self.batch, &mut self.progress, true, control)
     }
 
     /// As [`Runner::run`], for a source.
     pub fn encode(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(encoder) = &mut self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
-        encoder.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
+        self.room.run(engine, encoder, &self.batch, &mut self.progress, false, control)
     }
 
     /// As [`Runner::run`], to the last layer's output for every row; read with [`Runner::hidden`].
     pub fn embed(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(hidden) = &mut self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
-        hidden.run(engine.pool(), &mut self.workspace, &self.batch, engine.weights(), &mut self.progress, control)
+        self.room.run(engine, hidden, &self.batch, &mut self.progress, false, control)
     }
 
     /// The rows that [`Runner::embed`] computed.
     pub fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()> {
         let Some(hidden) = &self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
-        hidden.read(&mut self.workspace, &self.batch, hidden.output(), out)
+        self.room.read(hidden, &self.batch, hidden.output(), out)
     }
 
     /// The rows that [`Runner::encode`] computed.
     pub fn encoded(&mut self, out: &mut Vec<f32>) -> Result<()> {
         let Some(encoder) = &self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
-        encoder.read(&mut self.workspace, &self.batch, encoder.output(), out)
+        self.room.read(encoder, &self.batch, encoder.output(), out)
     }
 
-    /// Copies the logits of the last batch's sequence `index`.
-    pub fn logits(&mut self, index: usize, out: &mut [f32]) {
-        let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
-        program.copy_output_row(&mut self.workspace, &self.batch, index, out);
+    /// Leaves the logits of the last batch's sequence `index` with its state.
+    pub fn logits(&mut self, index: usize, state: &mut SequenceState) {
+        match &mut self.room {
+            // The row is there already.
+            Room::Device(workspace) => state.set_next_best(workspace.best(index)),
+            Room::Host(workspace) => {
+                let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
+                if let Some(row) = state.next_logits() {
+                    program.copy_output_row(workspace, &self.batch, index, row);
+                }
+            }
+        }
     }
 }
 
@@ -125,17 +248,8 @@ pub(super) fn fill<'a>(batch: &mut Batch, work: impl IntoIterator<Item = Work<'a
     batch.kv.clear();
     batch.states.clear();
     batch.sources.clear();
-    // Room for the widest batch from the first one on, so that none allocates later.
-    batch.tokens.reserve(Shape::MOST_ROWS);
-    batch.positions.reserve(Shape::MOST_ROWS);
-    batch.segments.reserve(Shape::MOST_SEQUENCES);
-    batch.states.reserve(Shape::MOST_SEQUENCES);
-    batch.sources.reserve(Shape::MOST_SEQUENCES);
     for w in work {
         let start = batch.tokens.len();
-        if start == 0 {
-            batch.kv.reserve(Shape::MOST_SEQUENCES * w.pages.len());
-        }
         batch.tokens.extend_from_slice(w.tokens);
         batch.positions.extend((w.position..w.position + w.tokens.len()).map(|p| p as u32));
         batch.segments.push(Segment { rows: start..batch.tokens.len(), position: w.position });

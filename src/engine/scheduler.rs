@@ -10,7 +10,7 @@ use super::Sequence;
 use super::forward::check;
 use super::generate::Chooser;
 use super::load::Engine;
-use super::runner::{Runner, Shape, Work};
+use super::runner::{MOST_STEP_ROWS, Runner, Work};
 use crate::backend::cpu::pause::Control;
 use crate::circuit::Outcome;
 use crate::ensure;
@@ -94,8 +94,6 @@ struct Part {
     produced: bool,
 }
 
-/// Most rows of a slice.
-const MOST_ROWS: usize = Shape::STEPS[2].rows;
 /// Fewer rows of a prompt than this are not worth a pass over the weights.
 const FEWEST_ROWS: usize = 8;
 /// As many, where nobody waits for a token: a slice that does not fit goes on in the next step.
@@ -133,7 +131,7 @@ pub fn step_estimate(sequences: &[&Sequence]) -> Result<Duration> {
     let engine = first.engine();
     same_engine(engine, sequences.iter().copied())?;
     let rows = |s: &Sequence| if s.queued() > 0 { s.queued() } else { usize::from(!s.is_empty()) };
-    Ok(engine.cost().time(engine, sequences.iter().map(|s| rows(s)).sum(), MOST_ROWS))
+    Ok(engine.cost().time(engine, sequences.iter().map(|s| rows(s)).sum(), engine.shapes().step_rows()))
 }
 
 fn same_engine<'a>(engine: &Arc<Engine>, mut sequences: impl Iterator<Item = &'a Sequence>) -> Result<()> {
@@ -230,7 +228,7 @@ impl Call<'_, '_> {
             let sequence = &mut self.sequences[index];
             if !matches!(self.out[index].state, StepState::Unfinished)
                 || sequence.queued() > 0
-                || slice.parts.len() == Shape::MOST_SEQUENCES
+                || slice.parts.len() == self.engine.shapes().most_sequences()
             {
                 continue;
             }
@@ -246,9 +244,10 @@ impl Call<'_, '_> {
 
     fn add_read(&mut self, slice: &mut Slice) -> Result<()> {
         let taken = slice.tokens.len();
+        let (most, most_sequences) = (self.engine.shapes().step_rows(), self.engine.shapes().most_sequences());
         let fit = match self.deadline {
             Some(deadline) => self.engine.cost().rows(self.engine, deadline.saturating_duration_since(Instant::now())),
-            None => MOST_ROWS,
+            None => most,
         };
         // Produced tokens do not wait for a prompt's slice that does not fit, unless it had to wait before; a slice that is
         // alone is at least worth its pass.
@@ -257,9 +256,9 @@ impl Call<'_, '_> {
             _ if self.stepper.owed => FEWEST_ROWS,
             _ => 0,
         };
-        let mut rows = fit.min(MOST_ROWS).saturating_sub(taken).clamp(fewest, MOST_ROWS - taken);
+        let mut rows = fit.min(most).saturating_sub(taken).clamp(fewest, most - taken);
         for index in self.order() {
-            if !self.wants(index) || rows == 0 || self.sequences[index].queued() == 0 || slice.parts.len() == Shape::MOST_SEQUENCES {
+            if !self.wants(index) || rows == 0 || self.sequences[index].queued() == 0 || slice.parts.len() == most_sequences {
                 continue;
             }
             let sequence = &mut self.sequences[index];
@@ -270,7 +269,7 @@ impl Call<'_, '_> {
                 continue;
             }
             let count = (sequence.next_slice() - borrowed).min(rows);
-            let mut tokens = [0; MOST_ROWS];
+            let mut tokens = [0; MOST_STEP_ROWS];
             let tokens = &mut tokens[..count];
             tokens.copy_from_slice(&sequence.queue.waiting()[borrowed..][..count]);
             match check(self.engine, sequence, tokens, borrowed) {
@@ -371,7 +370,7 @@ impl Call<'_, '_> {
             let (tokens, more) = rest.split_at(part.count);
             rest = more;
             let before = sequence.len();
-            self.stepper.runner.logits(row, sequence.state.next_logits());
+            self.stepper.runner.logits(row, &mut sequence.state);
             if part.borrowed > 0 {
                 sequence.take_borrowed(part.borrowed);
                 out.read += part.borrowed;

@@ -153,7 +153,7 @@ impl Sequence {
     /// The row of logits after the last token.
     pub fn logits(&self) -> Result<&[f32]> {
         ensure!(!self.tokens.is_empty(), InvalidState, "the sequence holds no token, so there are no logits yet; prefill first");
-        Ok(self.state.logits())
+        self.state.logits()
     }
 
     /// Whether its state follows from its tokens alone, as a fresh run would have it.

@@ -9,11 +9,13 @@
 use super::load::Engine;
 use super::prepare::Prepared;
 use super::sequence::Sequence;
+use crate::cache::LayerPages;
 use crate::circuit::Circuit;
 use crate::ensure;
 use crate::error::{Error, Kind, Result, vec_filled};
 use crate::ops::{Attention, CacheWrite, KvSpec, KvType, PAGE, Port, Rope, RopeStyle, RopeTable, Value, WeightId};
 use half::f16;
+use std::ops::Range;
 
 /// How the keys of one kind of pages follow their position.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -111,16 +113,40 @@ impl Sequence {
         let keys = engine.keys()?;
         self.reserve_between(from, len)?;
         let mut mover = Mover::new(&engine, keys)?;
+        // Pages on a device are copied here and back, as a whole: nothing is changed before all is known.
+        let first = from / PAGE;
+        let mut copies = self.pages.iter().map(|pages| copied(pages, first..len.div_ceil(PAGE))).collect::<Result<Vec<_>>>()?;
         for position in from + count..len {
             mover.turn(&engine, position, position - count);
-            for (kind, pages) in self.pages.iter_mut().enumerate() {
-                mover.read(kind, pages.page(position / PAGE), position % PAGE);
-                mover.write(kind, pages.page_mut((position - count) / PAGE), (position - count) % PAGE);
+            for (kind, (pages, copies)) in self.pages.iter_mut().zip(&mut copies).enumerate() {
+                let (source, target) = (position / PAGE, (position - count) / PAGE);
+                mover.read(kind, pages.bytes(source).unwrap_or_else(|| &copies[source - first]), position % PAGE);
+                let page = pages.bytes_mut(target).unwrap_or_else(|| &mut copies[target - first]);
+                mover.write(kind, page, (position - count) % PAGE);
+            }
+        }
+        for (pages, copies) in self.pages.iter_mut().zip(&copies) {
+            for (index, bytes) in copies.iter().enumerate().take((len - count).div_ceil(PAGE).saturating_sub(first)) {
+                pages.write_page(first + index, bytes)?;
             }
         }
         self.drop_middle(from, count);
         Ok(())
     }
+}
+
+/// Copies of pages that live on a device; nothing of others.
+fn copied(pages: &LayerPages, range: Range<usize>) -> Result<Vec<Vec<u8>>> {
+    let mut copies = Vec::new();
+    for index in range {
+        if pages.bytes(index).is_some() {
+            break;
+        }
+        let mut bytes = vec_filled(pages.page_bytes(), 0u8, "a copy of a page")?;
+        pages.read_page(index, &mut bytes)?;
+        copies.push(bytes);
+    }
+    Ok(copies)
 }
 
 /// Moves one position after the other.

@@ -61,12 +61,11 @@ impl Snapshot {
     /// Size of [`Snapshot::to_bytes`].
     pub fn byte_len(&self) -> usize {
         let pages: usize = self.pages.iter().map(|p| p.count() * p.page_bytes()).sum();
-        8 * 6 + 4 * (self.tokens.len() + self.state.floats().len()) + pages
+        8 * 6 + 4 * (self.tokens.len() + self.state.floats()) + pages
     }
 
     /// Little-endian bytes: magic, version, fingerprint of the model, length of the source, tokens, recurrent state, pages of each layer, checksum.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let floats = self.state.floats();
         let mut out = vec_with_capacity(self.byte_len(), "a snapshot's bytes")?;
         out.extend_from_slice(MAGIC);
         out.push(VERSION);
@@ -74,9 +73,13 @@ impl Snapshot {
         out.extend_from_slice(&(self.source as u64).to_le_bytes());
         out.extend_from_slice(&(self.tokens.len() as u64).to_le_bytes());
         self.tokens.iter().for_each(|t| out.extend_from_slice(&t.to_le_bytes()));
-        floats.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
+        self.state.write_to(&mut out)?;
         for pages in &self.pages {
-            (0..pages.count()).for_each(|i| out.extend_from_slice(pages.page(i)));
+            for index in 0..pages.count() {
+                let start = out.len();
+                out.resize(start + pages.page_bytes(), 0);
+                pages.read_page(index, &mut out[start..])?;
+            }
         }
         let sum = checksum(&out);
         out.extend_from_slice(&sum.to_le_bytes());
@@ -128,7 +131,7 @@ impl Snapshot {
             let mut layer = LayerPages::new(pool, positions)?;
             layer.reserve(0, positions)?;
             for index in 0..positions.div_ceil(PAGE) {
-                layer.write_page(index, rest.take(layer.page_bytes())?);
+                layer.write_page(index, rest.take(layer.page_bytes())?)?;
             }
             pages.push(layer);
         }

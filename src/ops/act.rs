@@ -1,7 +1,8 @@
 //! Gated activations: `act(gate) * up` (SwiGLU and its kin; Shazeer, 2020), with bounds and offsets where a family has them.
 #![allow(unsafe_code)] // pieces of outputs, disjoint by `Turn::each`
 
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Turn, Value, View};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -122,6 +123,43 @@ pub struct ActMul {
     pub y: Value,
 }
 
+const ACT_MUL: Kernel = Kernel { file: "act", name: "act_mul" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ActMulArgs {
+    gate: View,
+    up: View,
+    y: View,
+    act: u32,
+    limit: f32,
+    slope: f32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/act.cu.
+unsafe impl Args for ActMulArgs {}
+
+impl Activation {
+    /// Its number in kernels/act.cu, `limit` and `slope` there.
+    pub(super) fn kernel(self) -> (u32, f32, f32) {
+        match self {
+            Activation::Silu => (0, 0.0, 0.0),
+            Activation::GeluTanh => (1, 0.0, 0.0),
+            Activation::Gelu => (2, 0.0, 0.0),
+            Activation::Relu => (3, 0.0, 0.0),
+            Activation::Relu2 => (4, 0.0, 0.0),
+            Activation::Sigmoid => (5, 0.0, 0.0),
+            Activation::Softplus => (6, 0.0, 0.0),
+            Activation::Identity => (7, 0.0, 0.0),
+            Activation::ClampedSilu { limit } => (8, limit, 0.0),
+            Activation::Situ { beta, linear } => (9, beta, linear),
+            Activation::SiluThenClamp { limit } => (10, limit, 0.0),
+            Activation::SwigluOai { alpha, limit } => (11, limit, alpha),
+        }
+    }
+}
+
 /// Columns in a chunk: enough to be worth sharing when one row is wide.
 const COLUMNS: usize = 1024;
 
@@ -163,6 +201,12 @@ impl Op for ActMul {
                 } as f32;
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (act, limit, slope) = self.act.kernel();
+        let args = ActMulArgs { gate: gpu.view(self.gate), up: gpu.view(self.up), y: gpu.view(self.y), act, limit, slope, spare: 0 };
+        gpu.launch(ACT_MUL, Grid::columns(gpu.rows(self.y), gpu.width(self.y)), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

@@ -1,7 +1,8 @@
 //! Sum of two values, alone or with the norm that follows it.
-#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
+#![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`; argument structs
 
-use super::{Frame, Norm, NormKind, Op, Port, Shape, Shapes, Turn, Value, WeightId, row_grain};
+use super::{Frame, Gpu, Norm, NormKind, Op, Port, Shape, Shapes, Turn, Value, View, WeightId, row_grain};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_by_row, op_common};
 
@@ -15,6 +16,35 @@ pub struct Add {
     /// `[rows, width]`.
     pub y: Value,
 }
+
+const ADD: Kernel = Kernel { file: "add", name: "add_rows" };
+const ADD_NORM: Kernel = Kernel { file: "add", name: "add_norm" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct AddArgs {
+    a: View,
+    b: View,
+    y: View,
+}
+
+// SAFETY: the struct of kernels/add.cu.
+unsafe impl Args for AddArgs {}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct AddNormArgs {
+    a: View,
+    b: View,
+    sum: View,
+    y: View,
+    weight: u64,
+    eps: f32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/add.cu.
+unsafe impl Args for AddNormArgs {}
 
 fn add_row(a: &[f32], b: &[f32], y: &mut [f32]) {
     for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
@@ -39,6 +69,11 @@ impl Op for Add {
         let (a, b) = (shapes.value(self.a), shapes.value(self.b));
         ensure!(a.rows == b.rows && a.width == b.width, Internal, "add: {a:?} and {b:?} differ");
         Ok(vec![Shape::f32(a.rows, a.width)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = AddArgs { a: gpu.view(self.a), b: gpu.view(self.b), y: gpu.view(self.y) };
+        gpu.launch(ADD, Grid::columns(gpu.rows(self.y), gpu.width(self.y)), &args)
     }
 
     op_by_row!(1);
@@ -93,6 +128,13 @@ impl Op for AddNorm {
             add_row(frame.row(self.a, row), frame.row(self.b, row), unsafe { sum.row(row) });
         }
         self.norm().scalar(frame);
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (a, b, sum, y) = (gpu.view(self.a), gpu.view(self.b), gpu.view(self.sum), gpu.view(self.y));
+        let args = AddNormArgs { a, b, sum, y, weight: gpu.vector(Some(self.weight)), eps: self.eps, spare: 0 };
+        let threads = gpu.width(self.y).div_ceil(4).next_multiple_of(32).clamp(32, 1024);
+        gpu.launch(ADD_NORM, Grid::new([gpu.rows(self.y), 1, 1], threads).early(), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

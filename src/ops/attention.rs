@@ -5,12 +5,30 @@
 //! pass over the pages does not enter the result, so a prompt split any way gives the same bits.
 #![allow(unsafe_code)] // pages and rows of outputs, disjoint by segment, head and row
 
-use super::{Frame, KvPages, KvSpec, KvType, Op, PAGE, Port, Segment, Shape, Shapes, StateId, Turn, Value, WeightId};
+use super::row_attention::RowAttention;
+use super::{Frame, Gpu, Kv, KvPages, KvSpec, KvType, Op, PAGE, Port, Segment, Shape, Shapes, StateId, Turn, Value, View, WeightId};
 use crate::backend::cpu::simd::attend::{Attend, QUERIES, Query, VALUE_DIM, queries_at_once};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 use half::f16;
 use std::ops::Range;
+
+const CACHE_WRITE: Kernel = Kernel { file: "cache_write", name: "cache_write" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct CacheWriteArgs {
+    k: View,
+    v: View,
+    batch: u64,
+    kv: Kv,
+    state: u32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/cache_write.cu.
+unsafe impl Args for CacheWriteArgs {}
 
 /// Appends keys and values of the batch's rows to the pages of their sequences.
 #[derive(Clone, Debug)]
@@ -54,7 +72,7 @@ impl CacheWrite {
 ///
 /// # Safety
 /// They are inside the page, and nobody else touches them now.
-unsafe fn store(frame: &Frame<'_>, page: *mut u8, at: usize, step: usize, dtype: KvType, x: &[f32]) {
+pub(super) unsafe fn store(frame: &Frame<'_>, page: *mut u8, at: usize, step: usize, dtype: KvType, x: &[f32]) {
     const CHUNK: usize = 64;
     let mut halves = [0u16; CHUNK];
     for (chunk, x) in x.chunks(CHUNK).enumerate() {
@@ -105,6 +123,12 @@ impl Op for CacheWrite {
             "cache_write: {k:?} and {v:?} for {spec:?}"
         );
         Ok(Vec::new())
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (k, v) = (gpu.view(self.k), gpu.view(self.v));
+        let args = CacheWriteArgs { k, v, batch: gpu.batch_at(), kv: self.spec.into(), state: gpu.kv_index(self.state), spare: 0 };
+        gpu.launch(CACHE_WRITE, Grid::columns(gpu.rows(self.k), gpu.width(self.k) + gpu.width(self.v)), &args)
     }
 
     fn solo(&self, frame: &Frame<'_>) -> bool {
@@ -221,6 +245,26 @@ impl Op for Attention {
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         ensure!(self.window != Some(0), Unsupported, "attention: a window of 0 sees nothing");
         Ok(vec![check("attention", shapes, (self.q, self.heads), (self.state, &self.spec), self.sinks)?])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let call = RowAttention {
+            q: self.q,
+            y: self.y,
+            state: self.state,
+            spec: self.spec,
+            heads: self.heads,
+            scale: self.scale,
+            window: self.window,
+            softcap: self.softcap,
+            sinks: self.sinks,
+            source: false,
+        };
+        call.launch(gpu)
+    }
+
+    fn gpu_scratch(&self, rows: usize, _segments: usize, context: usize, _processors: usize) -> usize {
+        RowAttention::scratch(rows, self.heads, &self.spec, context)
     }
 
     fn scalar(&self, frame: &Frame<'_>) {

@@ -1,7 +1,8 @@
 //! What routed experts answered, put together: a weighted sum over a row's slots, and the shared expert beside it.
 #![allow(unsafe_code)] // pieces of outputs, disjoint by `Turn::each`
 
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Turn, Value, View};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 use std::ops::Range;
@@ -50,6 +51,24 @@ impl Combine {
     }
 }
 
+const COMBINE: Kernel = Kernel { file: "combine", name: "combine" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct CombineArgs {
+    x: View,
+    route: View,
+    shared: View,
+    gate: View,
+    identity: View,
+    y: View,
+    experts: u32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/combine.cu.
+unsafe impl Args for CombineArgs {}
+
 impl Op for Combine {
     op_common!("combine");
 
@@ -93,6 +112,20 @@ impl Op for Combine {
                 *y = (sum + shared.map_or(0.0, |(g, s)| g * f64::from(s[i]))) as f32;
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = CombineArgs {
+            x: gpu.view(self.x),
+            route: gpu.view(self.route),
+            shared: gpu.view(self.shared),
+            gate: gpu.view(self.gate),
+            identity: gpu.view(self.identity),
+            y: gpu.view(self.y),
+            experts: self.experts as u32,
+            spare: 0,
+        };
+        gpu.launch(COMBINE, Grid::cells(gpu.rows(self.y), gpu.width(self.y), 256), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

@@ -3,7 +3,8 @@
 //! A row depends on the inputs before it alone, in a fixed order of taps, so a prompt split any way gives the same bits.
 #![allow(unsafe_code)] // pieces of outputs and slots, disjoint by segment and channel block
 
-use super::{Activation, Frame, Op, Port, Rows, Segment, Shape, Shapes, SlotId, Turn, Value, WeightId};
+use super::{Activation, Frame, Gpu, Op, Port, Rows, Segment, Shape, Shapes, SlotId, Turn, Value, View, WeightId};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 use std::ops::Range;
@@ -66,6 +67,28 @@ impl Conv {
     }
 }
 
+const CONV: Kernel = Kernel { file: "conv", name: "conv" };
+const ROWS: Kernel = Kernel { file: "conv", name: "conv_rows" };
+const TAIL: Kernel = Kernel { file: "conv", name: "conv_tail" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ConvArgs {
+    x: View,
+    y: View,
+    batch: u64,
+    weight: u64,
+    bias: u64,
+    slot: u64,
+    taps: u32,
+    dilation: u32,
+    silu: u32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/conv.cu.
+unsafe impl Args for ConvArgs {}
+
 impl Op for Conv {
     op_common!("conv");
 
@@ -121,6 +144,27 @@ impl Op for Conv {
             }
             self.advance(frame, &segment.rows, &channels, &mut tail);
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = ConvArgs {
+            x: gpu.view(self.x),
+            y: gpu.view(self.y),
+            batch: gpu.batch_at(),
+            weight: gpu.vector(Some(self.weight)),
+            bias: gpu.vector(self.bias),
+            slot: gpu.slot(self.slot).start as u64,
+            taps: self.taps as u32,
+            dilation: self.dilation as u32,
+            silu: u32::from(self.silu),
+            spare: 0,
+        };
+        let (rows, segments, width) = (gpu.rows(self.y), gpu.segments(), gpu.width(self.y));
+        if rows < 8 * segments {
+            return gpu.launch(CONV, Grid::cells(segments, width, 128), &args);
+        }
+        gpu.launch(ROWS, Grid::cells(rows, width, 128), &args)?;
+        gpu.launch(TAIL, Grid::cells(segments, width, 128), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

@@ -1,7 +1,8 @@
 //! The forget gate of gated delta rules: how much of a state survives a position.
 #![allow(unsafe_code)] // pieces of outputs, disjoint by `Turn::each`
 
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, WeightId};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Turn, Value, View, WeightId};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -56,6 +57,24 @@ impl Decay {
     }
 }
 
+const DECAY: Kernel = Kernel { file: "decay", name: "decay" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct DecayArgs {
+    x: View,
+    y: View,
+    a_log: u64,
+    bias: u64,
+    gates: u32,
+    negated: u32,
+    floor: f32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/decay.cu.
+unsafe impl Args for DecayArgs {}
+
 impl Op for Decay {
     op_common!("decay");
 
@@ -94,6 +113,21 @@ impl Op for Decay {
                 } as f32;
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let gates = gpu.vector_len(Some(self.bias)) / gpu.vector_len(Some(self.a_log));
+        let args = DecayArgs {
+            x: gpu.view(self.x),
+            y: gpu.view(self.y),
+            a_log: gpu.vector(Some(self.a_log)),
+            bias: gpu.vector(Some(self.bias)),
+            gates: gates as u32,
+            negated: u32::from(self.negated),
+            floor: self.floor.unwrap_or(0.0),
+            spare: 0,
+        };
+        gpu.launch(DECAY, Grid::cells(gpu.rows(self.y), gpu.width(self.y), 256), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

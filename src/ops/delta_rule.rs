@@ -5,9 +5,10 @@
 //! same bits. Work is shared by sequence, head and block of sixteen value channels, which never meet.
 #![allow(unsafe_code)] // pieces of outputs and slots, disjoint by segment, head and block
 
-use super::{Frame, Op, Port, Rows, Shape, Shapes, SlotId, Turn, Value};
+use super::{Frame, Gpu, Op, Port, Rows, Shape, Shapes, SlotId, Turn, Value, View};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
-use crate::{ensure, op_common};
+use crate::{bail, ensure, op_common};
 use std::ops::Range;
 
 /// `S <- decay S; S <- S + k (beta (v - S^T k))^T; y = S^T q`, for each head, from a state of zeros.
@@ -43,6 +44,11 @@ pub(super) const LANES: usize = 16;
 /// Floats of a state of `heads` heads, `None` where they are beyond counting.
 pub(super) fn state_elements(heads: usize, channels: usize, depth: usize) -> Option<usize> {
     channels.div_ceil(LANES).checked_mul(LANES)?.checked_mul(heads)?.checked_mul(depth)
+}
+
+/// Bytes of shared memory in which a GPU has eight positions: `lines` of `padded` elements in four groups, and what is one for each channel or position.
+pub(super) fn stage_bytes(lines: usize, padded: usize) -> usize {
+    8 * (lines * (padded + 16) + 32 + 3) * 4
 }
 
 /// One block's place: `segment`, `head`, value channels of the head, and where its state lies in the slot.
@@ -113,6 +119,28 @@ impl DeltaRule {
     }
 }
 
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct DeltaRuleArgs {
+    q: View,
+    k: View,
+    v: View,
+    decay: View,
+    beta: View,
+    y: View,
+    batch: u64,
+    slot: u64,
+    key_heads: u32,
+    heads: u32,
+    key_dim: u32,
+    value_dim: u32,
+    gates: u32,
+    tiled: u32,
+}
+
+// SAFETY: the struct of kernels/delta_rule.cu.
+unsafe impl Args for DeltaRuleArgs {}
+
 impl Op for DeltaRule {
     op_common!("delta_rule");
 
@@ -182,6 +210,36 @@ impl Op for DeltaRule {
                 }
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (key_dim, value_dim, gates) = self.dims(|v| gpu.width(v));
+        let (name, padded) = match key_dim {
+            ..=32 => ("delta_rule_32", 32),
+            ..=64 => ("delta_rule_64", 64),
+            ..=128 => ("delta_rule_128", 128),
+            ..=256 => ("delta_rule_256", 256),
+            _ => bail!(Unsupported, "delta_rule: keys of {key_dim} elements; a GPU computes at most 256"),
+        };
+        let args = DeltaRuleArgs {
+            q: gpu.view(self.q),
+            k: gpu.view(self.k),
+            v: gpu.view(self.v),
+            decay: gpu.view(self.decay),
+            beta: gpu.view(self.beta),
+            y: gpu.view(self.y),
+            batch: gpu.batch_at(),
+            slot: gpu.slot(self.slot).start as u64,
+            key_heads: self.key_heads as u32,
+            heads: self.heads as u32,
+            key_dim: key_dim as u32,
+            value_dim: value_dim as u32,
+            gates: gates as u32,
+            tiled: u32::from(self.tiled),
+        };
+        let channels = value_dim.next_multiple_of(LANES).div_ceil(32);
+        let grid = Grid::new([gpu.segments(), self.heads, channels], 128).shared(stage_bytes(3, padded));
+        gpu.launch(Kernel { file: "delta_rule", name }, grid, &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

@@ -1,8 +1,11 @@
 //! Engram (DeepSeek-V4.1): n-gram memory. Hashes of the last tokens' folded ids choose rows of a table; what they expand to is added
 //! to each residual stream, as far as the stream agrees with the row's key.
+#![allow(unsafe_code)] // argument structs
 
+use super::records::GpuRecords;
 use super::tokens::bits;
-use super::{Frame, Op, Port, Records, Rows, Shape, Shapes, StateId, Value, WeightId};
+use super::{Frame, Gpu, Op, Port, Records, Rows, Shape, Shapes, StateId, Value, View, WeightId};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_by_row, op_common};
 
@@ -67,6 +70,33 @@ impl EngramRows {
     }
 }
 
+const ROWS: Kernel = Kernel { file: "engram", name: "engram_rows" };
+const INJECT: Kernel = Kernel { file: "engram", name: "engram_inject" };
+/// Columns of a launch.
+const COLUMNS: usize = 64;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct EngramRowsArgs {
+    y: View,
+    batch: u64,
+    history: GpuRecords,
+    map: u64,
+    pad: i64,
+    vocabulary: u32,
+    tokens: u32,
+    heads: u32,
+    start: u32,
+    columns: u32,
+    spare: u32,
+    multiplier: [i64; MOST_TOKENS],
+    prime: [u32; COLUMNS],
+    offset: [u32; COLUMNS],
+}
+
+// SAFETY: the struct of kernels/engram.cu.
+unsafe impl Args for EngramRowsArgs {}
+
 impl Op for EngramRows {
     op_common!("engram_rows");
 
@@ -91,6 +121,35 @@ impl Op for EngramRows {
             "engram: {columns} columns for n-grams of {tokens}"
         );
         Ok(vec![Shape::f32(Rows::All, columns)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (tokens, columns) = (self.hash.multipliers.len(), self.hash.primes.len());
+        let mut args = EngramRowsArgs {
+            y: gpu.view(self.y),
+            batch: gpu.batch_at(),
+            history: self.history.gpu(gpu),
+            map: gpu.vector(Some(self.map)),
+            pad: self.pad,
+            vocabulary: gpu.vector_len(Some(self.map)) as u32,
+            tokens: tokens as u32,
+            heads: (columns / (tokens - 1)) as u32,
+            start: 0,
+            columns: 0,
+            spare: 0,
+            multiplier: [0; MOST_TOKENS],
+            prime: [1; COLUMNS],
+            offset: [0; COLUMNS],
+        };
+        args.multiplier[..tokens].copy_from_slice(&self.hash.multipliers);
+        for (index, primes) in self.hash.primes.chunks(COLUMNS).enumerate() {
+            let (start, count) = (index * COLUMNS, primes.len());
+            (args.start, args.columns) = (start as u32, count as u32);
+            args.prime[..count].copy_from_slice(primes);
+            args.offset[..count].copy_from_slice(&self.hash.offsets[start..start + count]);
+            gpu.launch(ROWS, Grid::new([gpu.rows(self.y).div_ceil(64), count, 1], 64), &args)?;
+        }
+        Ok(())
     }
 
     op_by_row!(8);
@@ -142,6 +201,21 @@ impl EngramInject {
     }
 }
 
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct EngramInjectArgs {
+    x: View,
+    kv: View,
+    y: View,
+    q: u64,
+    k: u64,
+    streams: u32,
+    eps: f32,
+}
+
+// SAFETY: the struct of kernels/engram.cu.
+unsafe impl Args for EngramInjectArgs {}
+
 impl Op for EngramInject {
     op_common!("engram_inject");
 
@@ -162,6 +236,19 @@ impl Op for EngramInject {
             self.streams
         );
         Ok(vec![Shape::f32(x.rows, x.width)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = EngramInjectArgs {
+            x: gpu.view(self.x),
+            kv: gpu.view(self.kv),
+            y: gpu.view(self.y),
+            q: gpu.vector(Some(self.q)),
+            k: gpu.vector(Some(self.k)),
+            streams: self.streams as u32,
+            eps: self.eps,
+        };
+        gpu.launch(INJECT, Grid::new([gpu.rows(self.y), self.streams, 1], 256), &args)
     }
 
     op_by_row!(2);

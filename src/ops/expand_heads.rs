@@ -1,7 +1,8 @@
 //! Splits what a latent expands to, `[key | value]` for each head, and puts the key part all heads share behind each key.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, row_grain};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Turn, Value, View, row_grain};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -36,6 +37,24 @@ impl ExpandHeads {
     }
 }
 
+const EXPAND_HEADS: Kernel = Kernel { file: "expand_heads", name: "expand_heads" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ExpandHeadsArgs {
+    x: View,
+    shared: View,
+    k: View,
+    v: View,
+    heads: u32,
+    key_dim: u32,
+    value_dim: u32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/expand_heads.cu.
+unsafe impl Args for ExpandHeadsArgs {}
+
 impl Op for ExpandHeads {
     op_common!("expand_heads");
 
@@ -65,6 +84,20 @@ impl Op for ExpandHeads {
             // SAFETY: alone; the two outputs do not overlap.
             self.row(frame, row, unsafe { k.row(row) }, unsafe { v.row(row) });
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = ExpandHeadsArgs {
+            x: gpu.view(self.x),
+            shared: gpu.view(self.shared),
+            k: gpu.view(self.k),
+            v: gpu.view(self.v),
+            heads: self.heads as u32,
+            key_dim: self.key_dim as u32,
+            value_dim: self.value_dim as u32,
+            spare: 0,
+        };
+        gpu.launch(EXPAND_HEADS, Grid::cells(gpu.rows(self.k), gpu.width(self.k) + gpu.width(self.v), 256), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

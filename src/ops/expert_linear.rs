@@ -5,10 +5,14 @@
 //! alone, so grouping never shows. Without routing, slot `j` meets matrix `j` (per-head matrices).
 #![allow(unsafe_code)] // pieces of outputs, disjoint by slot, row and panel
 
+use super::routed::Routed;
 use super::scratch::{self, Scratch, sized};
-use super::{Frame, Kind, Matrix, Op, PagedExperts, Port, Product, Shape, Shapes, Turn, Value, Weight, WeightId};
+use super::{
+    Frame, Gpu, GpuWeight, Kind, LayoutKind, Matrix, Op, PagedExperts, Port, Product, Shape, Shapes, Turn, Value, Weight, WeightId,
+};
 use crate::backend::cpu::activations::{Activations, Epilogue, Q8_BLOCK};
 use crate::backend::cpu::pack::{LANES, Packed};
+use crate::backend::cuda::launch::Kernel;
 use crate::error::Result;
 use crate::{ensure, op_common};
 use std::ops::Range;
@@ -267,6 +271,20 @@ impl<'a> Experts<'a> {
     }
 }
 
+/// Kernels for a kind of weights.
+fn kernels(kind: LayoutKind) -> (Kernel, Option<Kernel>) {
+    let (alone, together) = match kind {
+        LayoutKind::F32 => ("expert_linear_f32", "expert_linear_f32_together"),
+        LayoutKind::Bf16 => ("expert_linear_bf16", "expert_linear_bf16_together"),
+        LayoutKind::F16 => ("expert_linear_f16", "expert_linear_f16_together"),
+        LayoutKind::I8 => ("expert_linear_i8", "expert_linear_i8_together"),
+        LayoutKind::I4 => ("expert_linear_i4", "expert_linear_i4_together"),
+        LayoutKind::Table => ("expert_linear_table", "expert_linear_table_together"),
+    };
+    let kernel = |name| Kernel { file: "expert_linear", name };
+    (kernel(alone), Some(kernel(together)))
+}
+
 impl Op for ExpertLinear {
     op_common!("expert_linear");
 
@@ -342,6 +360,22 @@ impl Op for ExpertLinear {
                 }
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let x = if self.x.is_some() { self.x } else { self.q };
+        let cols = match gpu.weight(self.weight) {
+            GpuWeight::Experts { parts, .. } => parts.first().and_then(|p| p.first()).map_or(0, |part| part.cols as usize),
+            _ => 0,
+        };
+        let step = if gpu.width(x) == cols { 0 } else { cols };
+        let ExpertLinear { route, weight, bias, slots, y, .. } = *self;
+        let routed = Routed { step, q8: true, route, weight, bias, slots, tail: 0, y };
+        routed.launch(gpu, gpu.width(y) / slots, kernels, |kind| if kind >= LayoutKind::I8 { self.q } else { self.x })
+    }
+
+    fn gpu_scratch(&self, rows: usize, _segments: usize, _context: usize, _processors: usize) -> usize {
+        if self.route.is_some() { Routed::scratch(rows, self.slots) } else { 0 }
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

@@ -137,6 +137,16 @@ impl StatePointers {
         StatePointers { read, write, len }
     }
 
+    /// Where the floats before the run lie, as a number.
+    pub fn read_address(&self) -> u64 {
+        self.read.addr() as u64
+    }
+
+    /// Where those after it go.
+    pub fn write_address(&self) -> u64 {
+        self.write.addr() as u64
+    }
+
     /// For models without recurrent slots.
     pub const fn none() -> StatePointers {
         StatePointers { read: std::ptr::null(), write: std::ptr::null_mut(), len: 0 }
@@ -274,6 +284,8 @@ pub enum Weight {
     Vector(Vec<f32>),
     /// Rows as the checkpoint stores them, decoded when looked up (an embedding that is no output matrix).
     Stored(Box<dyn StoredRows>),
+    /// On a device, which alone uses it; so many bytes there.
+    OnDevice(usize),
 }
 
 /// Rows that are decoded one by one: in a mapped file, or owned.
@@ -319,6 +331,7 @@ impl Weight {
             }
             Weight::Paged(paged) => return paged.decode_row(row / paged.rows(), row % paged.rows(), out),
             Weight::Stored(rows) => rows.decode_row(row, out),
+            Weight::OnDevice(_) => panic!("weights on a device are looked up there"),
         }
         Ok(())
     }
@@ -331,6 +344,7 @@ impl Weight {
             Weight::Paged(paged) => paged.bytes() as usize,
             Weight::Vector(v) => size_of_val(v.as_slice()),
             Weight::Stored(_) => 0,
+            Weight::OnDevice(bytes) => *bytes,
         }
     }
 }

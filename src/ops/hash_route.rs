@@ -1,6 +1,8 @@
 //! Routing by token: a table names the experts of each token, the router's scores only weigh them (DeepSeek-V4's first layers).
+#![allow(unsafe_code)] // argument structs
 
-use super::{Frame, Op, Port, Shape, Shapes, Value, WeightId};
+use super::{Frame, Gpu, Op, Part, Port, Shape, Shapes, Value, View, WeightId};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_by_row, op_common};
 
@@ -37,6 +39,23 @@ impl HashRoute {
     }
 }
 
+const HASH_ROUTE: Kernel = Kernel { file: "hash_route", name: "hash_route" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct HashRouteArgs {
+    logits: View,
+    y: View,
+    batch: u64,
+    part: Part,
+    vector: u64,
+    normalize: u32,
+    scale: f32,
+}
+
+// SAFETY: the struct of kernels/hash_route.cu.
+unsafe impl Args for HashRouteArgs {}
+
 impl Op for HashRoute {
     op_common!("hash_route");
 
@@ -52,6 +71,15 @@ impl Op for HashRoute {
             "hash_route: {logits:?}, {top_k} experts a token"
         );
         Ok(vec![Shape::f32(logits.rows, 2 * top_k)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (logits, y) = (gpu.view(self.logits), gpu.view(self.y));
+        gpu.each_part(self.table, gpu.width(self.y) / 2, |part, vector| {
+            let normalize = u32::from(self.normalize);
+            let args = HashRouteArgs { logits, y, batch: gpu.batch_at(), part, vector, normalize, scale: self.scale };
+            gpu.launch(HASH_ROUTE, Grid::new([gpu.rows(self.y).div_ceil(64), 1, 1], 64), &args)
+        })
     }
 
     op_by_row!(8);

@@ -1,7 +1,8 @@
 //! A gate on each head: all elements of a head are multiplied by one activated number (Laguna's softplus gates).
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Activation, Frame, Op, Port, Shape, Shapes, Turn, Value, row_grain};
+use super::{Activation, Frame, Gpu, Op, Port, Shape, Shapes, Turn, Value, View, row_grain};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -29,6 +30,23 @@ impl HeadGate {
     }
 }
 
+const HEAD_GATE: Kernel = Kernel { file: "head_gate", name: "head_gate" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct HeadGateArgs {
+    gate: View,
+    x: View,
+    y: View,
+    act: u32,
+    limit: f32,
+    slope: f32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/head_gate.cu.
+unsafe impl Args for HeadGateArgs {}
+
 impl Op for HeadGate {
     op_common!("head_gate");
 
@@ -55,6 +73,12 @@ impl Op for HeadGate {
                 *y = (self.act.of(f64::from(gate[i / (x.len() / gate.len())])) * f64::from(x[i])) as f32;
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (act, limit, slope) = self.act.kernel();
+        let args = HeadGateArgs { gate: gpu.view(self.gate), x: gpu.view(self.x), y: gpu.view(self.y), act, limit, slope, spare: 0 };
+        gpu.launch(HEAD_GATE, Grid::cells(gpu.rows(self.y), gpu.width(self.y), 256), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

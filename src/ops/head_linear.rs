@@ -5,9 +5,11 @@
 #![allow(unsafe_code)] // pieces of outputs, disjoint by head and panel
 
 use super::lanes::dot;
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, WeightId, scratch};
+use super::routed::Routed;
+use super::{Frame, Gpu, LayoutKind, Op, Port, Shape, Shapes, Turn, Value, WeightId, scratch};
 use crate::backend::cpu::activations::{Activations, Epilogue};
 use crate::backend::cpu::pack::{LANES, Packed};
+use crate::backend::cuda::launch::Kernel;
 use crate::error::Result;
 use crate::{ensure, op_common};
 use std::ops::Range;
@@ -76,6 +78,20 @@ impl HeadLinear {
     }
 }
 
+/// Kernels for a kind of weights.
+fn kernels(kind: LayoutKind) -> (Kernel, Option<Kernel>) {
+    let (alone, together) = match kind {
+        LayoutKind::F32 => ("head_linear_f32", Some("head_linear_f32_together")),
+        LayoutKind::Bf16 => ("head_linear_bf16", Some("head_linear_bf16_together")),
+        LayoutKind::F16 => ("head_linear_f16", Some("head_linear_f16_together")),
+        LayoutKind::I8 => ("head_linear_i8", None),
+        LayoutKind::I4 => ("head_linear_i4", None),
+        LayoutKind::Table => ("head_linear_table", None),
+    };
+    let kernel = |name| Kernel { file: "head_linear", name };
+    (kernel(alone), together.map(kernel))
+}
+
 impl Op for HeadLinear {
     op_common!("head_linear");
 
@@ -112,6 +128,14 @@ impl Op for HeadLinear {
                 }
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let width = |v: Value| gpu.width(v) / self.heads - self.tail;
+        let step = width(self.x) + self.tail;
+        let routed =
+            Routed { step, q8: false, route: Value::NONE, weight: self.weight, bias: None, slots: self.heads, tail: self.tail, y: self.y };
+        routed.launch(gpu, width(self.y), kernels, |_| self.x)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

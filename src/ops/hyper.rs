@@ -5,7 +5,8 @@
 //! `comb` row-major from old to new stream.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, WeightId, row_grain};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Turn, Value, View, WeightId, row_grain};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -81,6 +82,26 @@ impl HyperMix {
     }
 }
 
+const MIX: Kernel = Kernel { file: "hyper", name: "hyper_mix" };
+const COLLAPSE: Kernel = Kernel { file: "hyper", name: "hyper_collapse" };
+const EXPAND: Kernel = Kernel { file: "hyper", name: "hyper_expand" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct HyperMixArgs {
+    m: View,
+    y: View,
+    scale: u64,
+    base: u64,
+    streams: u32,
+    rounds: u32,
+    eps: f32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/hyper.cu.
+unsafe impl Args for HyperMixArgs {}
+
 impl Op for HyperMix {
     op_common!("hyper_mix");
 
@@ -107,6 +128,20 @@ impl Op for HyperMix {
             // SAFETY: alone.
             self.row(frame, row, unsafe { y.row(row) });
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = HyperMixArgs {
+            m: gpu.view(self.m),
+            y: gpu.view(self.y),
+            scale: gpu.vector(Some(self.scale)),
+            base: gpu.vector(Some(self.base)),
+            streams: self.streams as u32,
+            rounds: self.rounds as u32,
+            eps: self.eps,
+            spare: 0,
+        };
+        gpu.launch(MIX, Grid::new([gpu.rows(self.y).div_ceil(32), 1, 1], 32), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
@@ -144,6 +179,19 @@ impl HyperCollapse {
         }
     }
 }
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct HyperCollapseArgs {
+    x: View,
+    pre: View,
+    y: View,
+    streams: u32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/hyper.cu.
+unsafe impl Args for HyperCollapseArgs {}
 
 impl Op for HyperCollapse {
     op_common!("hyper_collapse");
@@ -186,6 +234,12 @@ impl Op for HyperCollapse {
         }
     }
 
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (x, pre, y) = (gpu.view(self.x), gpu.view(self.pre), gpu.view(self.y));
+        let args = HyperCollapseArgs { x, pre, y, streams: self.streams as u32, spare: 0 };
+        gpu.launch(COLLAPSE, Grid::cells(gpu.rows(self.y), gpu.width(self.y), 256), &args)
+    }
+
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
         let y = frame.output(self.y);
         // SAFETY: `each_row` gives a row to one worker.
@@ -225,6 +279,20 @@ impl HyperExpand {
     }
 }
 
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct HyperExpandArgs {
+    out: View,
+    x: View,
+    mix: View,
+    y: View,
+    streams: u32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/hyper.cu.
+unsafe impl Args for HyperExpandArgs {}
+
 impl Op for HyperExpand {
     op_common!("hyper_expand");
 
@@ -260,6 +328,12 @@ impl Op for HyperExpand {
             // SAFETY: alone.
             self.row(frame, row, unsafe { y.row(row) });
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (out, x, mix, y) = (gpu.view(self.out), gpu.view(self.x), gpu.view(self.mix), gpu.view(self.y));
+        let args = HyperExpandArgs { out, x, mix, y, streams: self.streams as u32, spare: 0 };
+        gpu.launch(EXPAND, Grid::cells(gpu.rows(self.y), gpu.width(self.out), 256), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

@@ -2,7 +2,8 @@
 //! not mix with each other).
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, row_grain};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Turn, Value, View, row_grain};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -29,6 +30,20 @@ impl HyperInject {
         }
     }
 }
+
+const HYPER_INJECT: Kernel = Kernel { file: "hyper_inject", name: "hyper_inject" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct HyperInjectArgs {
+    out: View,
+    x: View,
+    weight: View,
+    y: View,
+}
+
+// SAFETY: the struct of kernels/hyper_inject.cu.
+unsafe impl Args for HyperInjectArgs {}
 
 impl Op for HyperInject {
     op_common!("hyper_inject");
@@ -58,6 +73,11 @@ impl Op for HyperInject {
                 *y = (f64::from(x[i]) + factor * f64::from(out[i % out.len()])) as f32;
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (out, x, weight, y) = (gpu.view(self.out), gpu.view(self.x), gpu.view(self.weight), gpu.view(self.y));
+        gpu.launch(HYPER_INJECT, Grid::cells(gpu.rows(self.y), gpu.width(self.y), 256), &HyperInjectArgs { out, x, weight, y })
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

@@ -5,7 +5,9 @@
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each`
 
 use super::lanes::{dot, dot64};
-use super::{Frame, Op, Port, Records, Shape, Shapes, StateId, Turn, Value, scratch};
+use super::records::GpuRecords;
+use super::{Frame, Gpu, Op, Port, Records, Shape, Shapes, StateId, Turn, Value, View, scratch};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -62,6 +64,106 @@ impl Indexer {
             self.keys.width
         );
         Ok(q)
+    }
+}
+
+const SCORES: Kernel = Kernel { file: "index", name: "index_scores" };
+const BEST: Kernel = Kernel { file: "index", name: "index_best" };
+const SELECT: Kernel = Kernel { file: "index", name: "index_select" };
+/// Bytes for scores that a launch uses at most, unless one row needs more; more rows go one launch after the other.
+const SCRATCH: usize = 64 << 20;
+/// Widest keys: 32 of them and 16 heads of a query are in shared memory.
+const MOST_WIDTH: usize = 240;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct IndexArgs {
+    q: View,
+    weights: View,
+    blocks: View,
+    y: View,
+    batch: u64,
+    keys: GpuRecords,
+    values: u64,
+    stride: u32,
+    best_stride: u32,
+    first_row: u32,
+    rows: u32,
+    block: u32,
+    top_k: u32,
+    whole_blocks: u32,
+    positions: u32,
+}
+
+// SAFETY: the struct of kernels/index.cu.
+unsafe impl Args for IndexArgs {}
+
+/// Bytes of shared memory that scores take.
+fn score_bytes(width: usize) -> usize {
+    let wide = width.next_multiple_of(4);
+    (32 * (wide + 1) + 16 * wide).next_multiple_of(4) * 4
+}
+
+/// What is chosen on a GPU.
+struct Choice {
+    /// Candidates, or none for all; keys of a block.
+    blocks: Value,
+    block: usize,
+    top_k: usize,
+    /// Blocks are chosen.
+    whole_blocks: bool,
+    positions: bool,
+    y: Value,
+}
+
+impl Indexer {
+    /// Scores, then the best of them: as many rows at a time as there is memory for.
+    fn launch(&self, gpu: &Gpu<'_>, choice: &Choice) -> Result<()> {
+        let width = self.keys.width;
+        ensure!(width <= MOST_WIDTH, Unsupported, "indexer: keys of {width} elements; a GPU scores at most {MOST_WIDTH}");
+        let longest = gpu.batch.positions.iter().max().map_or(0, |p| *p as usize + 1);
+        let visible = longest / self.keys.every;
+        let candidates = match choice.blocks.is_some() {
+            true => gpu.width(choice.blocks).min(visible.div_ceil(choice.block)) * choice.block,
+            false => visible,
+        };
+        // A row of numbers takes at least one, so that addresses differ.
+        let (stride, best) = (candidates.max(1), if choice.whole_blocks { candidates.div_ceil(choice.block).max(1) } else { 0 });
+        let (values, bytes) = gpu.scratch();
+        let (rows, at_once) = (gpu.rows(choice.y), bytes / (4 * (stride + best)));
+        ensure!(at_once > 0 || rows == 0, Internal, "indexer: {bytes} bytes for {stride} scores");
+        for first in (0..rows).step_by(at_once.clamp(1, 65535)) {
+            let count = at_once.min(65535).min(rows - first);
+            let args = IndexArgs {
+                q: gpu.view(self.q),
+                weights: gpu.view(self.weights),
+                blocks: gpu.view(choice.blocks),
+                y: gpu.view(choice.y),
+                batch: gpu.batch_at(),
+                keys: self.keys.gpu(gpu),
+                values,
+                stride: stride as u32,
+                best_stride: best as u32,
+                first_row: first as u32,
+                rows: count as u32,
+                block: choice.block as u32,
+                top_k: choice.top_k as u32,
+                whole_blocks: u32::from(choice.whole_blocks),
+                positions: u32::from(choice.positions),
+            };
+            gpu.launch(SCORES, Grid::new([candidates.div_ceil(32), count, 1], 128).shared(score_bytes(width)), &args)?;
+            if choice.whole_blocks {
+                gpu.launch(BEST, Grid::new([best.div_ceil(128), count, 1], 128), &args)?;
+            }
+            gpu.launch(SELECT, Grid::new([count, 1, 1], 256), &args)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes for `rows` rows of `candidates` numbers.
+    fn gpu_scratch(rows: usize, candidates: usize) -> usize {
+        let row = (candidates + 2).saturating_mul(4);
+        rows.saturating_mul(row).min(SCRATCH).max(row)
     }
 }
 
@@ -193,6 +295,17 @@ impl Op for IndexSelect {
         }
     }
 
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let IndexSelect { blocks, block, top_k, positions, y, .. } = *self;
+        self.indexer.launch(gpu, &Choice { blocks, block, top_k, whole_blocks: false, positions, y })
+    }
+
+    fn gpu_scratch(&self, rows: usize, _segments: usize, context: usize, _processors: usize) -> usize {
+        // Keys of blocks are counted whole, however few of the last block's there are.
+        let blocks = if self.blocks.is_some() { self.block } else { 0 };
+        Indexer::gpu_scratch(rows, context / self.indexer.keys.every + blocks)
+    }
+
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
         let y = frame.output(self.y);
         turn.pieces(y.rows(), 1, |range| {
@@ -277,6 +390,16 @@ impl Op for IndexBlocks {
                 y.iter_mut().zip(kept).for_each(|(y, b)| *y = b as f32);
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let IndexBlocks { block, top_k, y, .. } = *self;
+        self.indexer.launch(gpu, &Choice { blocks: Value::NONE, block, top_k, whole_blocks: true, positions: false, y })
+    }
+
+    fn gpu_scratch(&self, rows: usize, _segments: usize, context: usize, _processors: usize) -> usize {
+        let keys = context / self.indexer.keys.every;
+        Indexer::gpu_scratch(rows, keys + keys.div_ceil(self.block))
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // pieces of outputs, disjoint by `Turn::each`
 
 use super::scratch::{self, Scratch, sized};
-use super::{Frame, Kind, Op, Port, Product, Shape, Shapes, Turn, Value, WeightId};
+use super::{Frame, Gpu, Kind, Op, Port, Product, Shape, Shapes, Turn, Value, WeightId, linear_launch};
 use crate::backend::cpu::activations::{Activations, Epilogue, Q8_BLOCK};
 use crate::backend::cpu::pack::{Layout, Packed};
 use crate::error::Result;
@@ -69,6 +69,14 @@ impl Op for Linear {
             ensure!(shapes.weight(bias).1 == width, Internal, "linear: bias of {} for {width} outputs", shapes.weight(bias).1);
         }
         Ok(vec![Shape::f32(x.rows, width)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        linear_launch::launch(self, gpu)
+    }
+
+    fn gpu_scratch_of(&self, width: &dyn Fn(Value) -> usize, rows: usize, _segments: usize, _context: usize, _processors: usize) -> usize {
+        linear_launch::scratch(self, width, rows)
     }
 
     fn scalar(&self, frame: &Frame<'_>) {

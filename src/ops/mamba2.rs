@@ -6,10 +6,11 @@
 #![allow(unsafe_code)] // pieces of outputs and slots, disjoint by segment, head and block
 
 use super::decay::softplus;
-use super::delta_rule::{Block, LANES, each_block, lanes, state_elements};
-use super::{Frame, Op, Port, Rows, Shape, Shapes, SlotId, Turn, Value, WeightId};
+use super::delta_rule::{Block, LANES, each_block, lanes, stage_bytes, state_elements};
+use super::{Frame, Gpu, Op, Port, Rows, Shape, Shapes, SlotId, Turn, Value, View, WeightId};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
-use crate::{ensure, op_common};
+use crate::{bail, ensure, op_common};
 
 /// `t = clamp(softplus(dt + bias)); S <- exp(-t exp(a_log)) S + t x b^T; y = S c + d x`, for each head, from a state of
 /// zeros. Write and read vectors `b` and `c` are shared by the consecutive heads of a group.
@@ -78,6 +79,30 @@ impl Mamba2 {
         }
     }
 }
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Mamba2Args {
+    x: View,
+    b: View,
+    c: View,
+    dt: View,
+    y: View,
+    batch: u64,
+    a_log: u64,
+    d: u64,
+    dt_bias: u64,
+    slot: u64,
+    least: f32,
+    most: f32,
+    heads: u32,
+    groups: u32,
+    channels: u32,
+    depth: u32,
+}
+
+// SAFETY: the struct of kernels/mamba2.cu.
+unsafe impl Args for Mamba2Args {}
 
 impl Op for Mamba2 {
     op_common!("mamba2");
@@ -148,6 +173,38 @@ impl Op for Mamba2 {
                 }
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (channels, depth) = self.dims(|v| gpu.width(v));
+        let (name, padded) = match depth {
+            ..=32 => ("mamba2_32", 32),
+            ..=64 => ("mamba2_64", 64),
+            ..=128 => ("mamba2_128", 128),
+            ..=256 => ("mamba2_256", 256),
+            _ => bail!(Unsupported, "mamba2: states {depth} deep; a GPU computes at most 256"),
+        };
+        let args = Mamba2Args {
+            x: gpu.view(self.x),
+            b: gpu.view(self.b),
+            c: gpu.view(self.c),
+            dt: gpu.view(self.dt),
+            y: gpu.view(self.y),
+            batch: gpu.batch_at(),
+            a_log: gpu.vector(Some(self.a_log)),
+            d: gpu.vector(Some(self.d)),
+            dt_bias: gpu.vector(Some(self.dt_bias)),
+            slot: gpu.slot(self.slot).start as u64,
+            least: self.limit.0,
+            most: self.limit.1,
+            heads: self.heads as u32,
+            groups: self.groups as u32,
+            channels: channels as u32,
+            depth: depth as u32,
+        };
+        let blocks = channels.next_multiple_of(LANES).div_ceil(32);
+        let grid = Grid::new([gpu.segments(), self.heads, blocks], 128).shared(stage_bytes(2, padded));
+        gpu.launch(Kernel { file: "mamba2", name }, grid, &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

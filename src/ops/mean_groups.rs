@@ -1,7 +1,9 @@
 //! Groups of consecutive positions, each pooled into the mean of its records (Qwen 4 Exp's index keys).
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, KvType, Op, Port, Records, Rows, Shape, Shapes, StateId, Turn, Value, row_grain};
+use super::records::GpuRecords;
+use super::{Frame, Gpu, KvType, Op, Port, Records, Rows, Shape, Shapes, StateId, Turn, Value, View, row_grain};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -32,6 +34,21 @@ impl MeanGroups {
         y.iter_mut().for_each(|y| *y /= self.every as f32);
     }
 }
+
+const MEAN_GROUPS: Kernel = Kernel { file: "mean_groups", name: "mean_groups" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct MeanGroupsArgs {
+    y: View,
+    batch: u64,
+    source: GpuRecords,
+    every: u32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/mean_groups.cu.
+unsafe impl Args for MeanGroupsArgs {}
 
 impl Op for MeanGroups {
     op_common!("mean_groups");
@@ -65,6 +82,12 @@ impl Op for MeanGroups {
                 unsafe { y.row(row) }.iter_mut().zip(sum).for_each(|(y, s)| *y = (s / self.every as f64) as f32);
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (source, every) = (self.source.gpu(gpu), self.every as u32);
+        let args = MeanGroupsArgs { y: gpu.view(self.y), batch: gpu.batch_at(), source, every, spare: 0 };
+        gpu.launch(MEAN_GROUPS, Grid::cells(gpu.rows(self.y), gpu.width(self.y), 256), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

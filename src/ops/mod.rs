@@ -10,6 +10,7 @@
 mod act;
 mod add;
 mod attention;
+mod batch_image;
 mod combine;
 mod conv;
 mod decay;
@@ -20,9 +21,11 @@ mod expand_heads;
 mod expert_linear;
 mod failure;
 mod frame;
+mod gpu;
 mod hash_route;
 mod head_gate;
 mod head_linear;
+mod heads;
 mod hyper;
 mod hyper_inject;
 mod index;
@@ -30,6 +33,7 @@ mod join;
 mod lanes;
 mod last_rows;
 mod linear;
+mod linear_launch;
 mod mamba2;
 mod mean_groups;
 mod ngram;
@@ -38,12 +42,15 @@ mod paged;
 mod pool_groups;
 mod position_scale;
 mod quantize;
+mod quantized;
 mod records;
 mod regroup;
 mod residual_mix;
 mod rope;
 mod rope_tail;
 mod route;
+mod routed;
+mod row_attention;
 mod scale;
 mod scale_by;
 mod scratch;
@@ -52,8 +59,10 @@ mod shared_attention;
 mod sinusoid;
 mod softcap;
 mod source_attention;
+mod splits;
 mod stream_gate;
 mod tokens;
+mod upload;
 
 use crate::backend::cpu::pause::Pause;
 use crate::backend::cpu::pool::Worker;
@@ -66,6 +75,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub use act::{ActMul, Activation};
 pub use add::{Add, AddNorm};
 pub use attention::{Attention, CacheWrite};
+pub use batch_image::BatchPlaces;
 pub use combine::Combine;
 pub use conv::Conv;
 pub use decay::Decay;
@@ -78,9 +88,12 @@ pub use failure::Failure;
 pub use frame::{
     Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, SlotSpec, SlotState, StatePointers, StoredRows, Weight,
 };
+pub use gpu::{Gpu, GpuWeight, Kv, LayoutKind, Part, View};
 pub use hash_route::HashRoute;
 pub use head_gate::HeadGate;
 pub use head_linear::HeadLinear;
+pub(crate) use heads::WIDEST_HEAD;
+pub use heads::{HeadNorm, Heads};
 pub use hyper::{HyperCollapse, HyperExpand, HyperMix, MOST_STREAMS};
 pub use hyper_inject::HyperInject;
 pub use index::{IndexBlocks, IndexSelect, Indexer};
@@ -95,6 +108,7 @@ pub use paged::{ExpertCache, PagedExperts, PanelSource};
 pub use pool_groups::{GroupRopeTable, PoolGroups};
 pub use position_scale::PositionScale;
 pub use quantize::Quantize;
+pub use quantized::{ActQuantize, AddNormQuantize};
 pub use records::{RecordWrite, Records};
 pub use regroup::{Piece, Regroup};
 pub use residual_mix::ResidualMix;
@@ -111,6 +125,7 @@ pub use softcap::Softcap;
 pub use source_attention::SourceAttention;
 pub use stream_gate::StreamGate;
 pub use tokens::{Lookup, TokenIds};
+pub use upload::{Place, part as part_of, upload};
 
 /// A tensor of the circuit, by number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -251,6 +266,22 @@ pub trait Op: Debug + Send + Sync {
 
     /// The body every participant of a run calls; they share the work through `turn`. Helpers may call it when the work is done.
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>);
+
+    /// Queues the kernels that compute it on a GPU.
+    fn launch(&self, _gpu: &Gpu<'_>) -> Result<()> {
+        crate::bail!(Unsupported, "{}: has no GPU kernel", self.name())
+    }
+
+    /// Bytes of device memory that [`Op::launch`] uses between its kernels, for at most `rows` rows of `segments` sequences of `context`
+    /// positions on a device of `processors` multiprocessors.
+    fn gpu_scratch(&self, _rows: usize, _segments: usize, _context: usize, _processors: usize) -> usize {
+        0
+    }
+
+    /// As [`Op::gpu_scratch`], for operations whose need depends on the width of values.
+    fn gpu_scratch_of(&self, _width: &dyn Fn(Value) -> usize, rows: usize, segments: usize, context: usize, processors: usize) -> usize {
+        self.gpu_scratch(rows, segments, context, processors)
+    }
 
     /// A copy behind a fresh box.
     fn boxed(&self) -> Box<dyn Op>;

@@ -3,8 +3,10 @@
 //! Earlier tokens come from records of the sequence, one a position, which this batch's tokens were appended to before.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
+use super::records::GpuRecords;
 use super::tokens::bits;
-use super::{Frame, Op, Port, Records, Rows, Shape, Shapes, StateId, Turn, Value, row_grain};
+use super::{Frame, Gpu, Op, Port, Records, Rows, Shape, Shapes, StateId, Turn, Value, View, row_grain};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -94,6 +96,41 @@ impl NgramRows {
     }
 }
 
+const NGRAM_ROWS: Kernel = Kernel { file: "ngram", name: "ngram_rows" };
+/// Tables of a launch; most tokens of an n-gram that is hashed by multipliers, most ends of text.
+const TABLES: usize = 32;
+const MOST: usize = 16;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct GpuTable {
+    rows: u32,
+    offset: u32,
+    tokens: u32,
+    spare: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct NgramRowsArgs {
+    y: View,
+    batch: u64,
+    history: GpuRecords,
+    base: u64,
+    exclusive: u32,
+    end: i32,
+    ends: u32,
+    start: u32,
+    tables: u32,
+    spare: u32,
+    end_of: [i32; MOST],
+    multiplier: [u64; MOST],
+    table: [GpuTable; TABLES],
+}
+
+// SAFETY: the struct of kernels/ngram.cu.
+unsafe impl Args for NgramRowsArgs {}
+
 impl Op for NgramRows {
     op_common!("ngram_rows");
 
@@ -132,6 +169,46 @@ impl Op for NgramRows {
                 self.rows(frame, index, row, unsafe { y.row(row) });
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let mut args = NgramRowsArgs {
+            y: gpu.view(self.y),
+            batch: gpu.batch_at(),
+            history: self.history.gpu(gpu),
+            base: 0,
+            exclusive: 0,
+            end: 0,
+            ends: 0,
+            start: 0,
+            tables: 0,
+            spare: 0,
+            end_of: [0; MOST],
+            multiplier: [0; MOST],
+            table: [GpuTable { rows: 1, offset: 0, tokens: 0, spare: 0 }; TABLES],
+        };
+        match &self.hash {
+            NgramHash::Polynomial { base, ends } => {
+                ensure!(ends.len() <= MOST, Unsupported, "ngram_rows: {} tokens end a text; a GPU knows at most {MOST}", ends.len());
+                args.base = *base;
+                args.ends = ends.len() as u32;
+                args.end_of[..ends.len()].copy_from_slice(ends);
+            }
+            NgramHash::Xor { multipliers, end } => {
+                let count = multipliers.len();
+                ensure!(count <= MOST, Unsupported, "ngram_rows: n-grams of {count} tokens; a GPU knows at most {MOST}");
+                (args.exclusive, args.end) = (1, *end);
+                args.multiplier[..count].copy_from_slice(multipliers);
+            }
+        }
+        for (index, tables) in self.tables.chunks(TABLES).enumerate() {
+            (args.start, args.tables) = ((index * TABLES) as u32, tables.len() as u32);
+            for (to, table) in args.table.iter_mut().zip(tables) {
+                *to = GpuTable { rows: table.rows, offset: table.offset, tokens: table.tokens.min(u32::MAX as usize) as u32, spare: 0 };
+            }
+            gpu.launch(NGRAM_ROWS, Grid::new([gpu.rows(self.y).div_ceil(64), tables.len(), 1], 64), &args)?;
+        }
+        Ok(())
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

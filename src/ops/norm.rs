@@ -1,8 +1,9 @@
 //! Normalisation of a row, or of each group of a row (a head): RMS (Zhang and Sennrich, 2019) or layer norm.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, WeightId, row_grain};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Turn, Value, View, WeightId, row_grain};
 use crate::backend::cpu::simd::Table;
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -33,6 +34,26 @@ pub struct Norm {
     /// `[rows, width]`.
     pub y: Value,
 }
+
+const NORM: Kernel = Kernel { file: "norm", name: "norm" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct NormArgs {
+    x: View,
+    y: View,
+    weight: u64,
+    bias: u64,
+    weight_len: u32,
+    bias_len: u32,
+    group: u32,
+    layer: u32,
+    eps: f32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/norm.cu.
+unsafe impl Args for NormArgs {}
 
 impl Norm {
     fn group(&self, width: usize) -> usize {
@@ -85,6 +106,25 @@ impl Op for Norm {
                 }
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let width = gpu.width(self.y);
+        let group = self.group(width);
+        let args = NormArgs {
+            x: gpu.view(self.x),
+            y: gpu.view(self.y),
+            weight: gpu.vector(self.weight),
+            bias: gpu.vector(self.bias),
+            weight_len: gpu.vector_len(self.weight) as u32,
+            bias_len: gpu.vector_len(self.bias) as u32,
+            group: group as u32,
+            layer: u32::from(self.kind == NormKind::Layer),
+            eps: self.eps,
+            spare: 0,
+        };
+        let threads = group.next_multiple_of(32).min(256);
+        gpu.launch(NORM, Grid::new([gpu.rows(self.y), width / group, 1], threads).early(), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

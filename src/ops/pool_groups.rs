@@ -2,7 +2,9 @@
 //! (DeepSeek-V4's compressors, GLM-5's pooled index keys). And the rotation of such rows at their group's first position.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Records, Rows, Shape, Shapes, StateId, Turn, Value, WeightId};
+use super::records::GpuRecords;
+use super::{Frame, Gpu, Op, Port, Records, Rows, Shape, Shapes, StateId, Turn, Value, View, WeightId};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_by_row, op_common};
 
@@ -80,6 +82,25 @@ impl PoolGroups {
     }
 }
 
+const POOL_GROUPS: Kernel = Kernel { file: "pool_groups", name: "pool_groups" };
+const GROUP_ROPE_TABLE: Kernel = Kernel { file: "pool_groups", name: "group_rope_table" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PoolGroupsArgs {
+    y: View,
+    batch: u64,
+    bias: u64,
+    source: GpuRecords,
+    every: u32,
+    dim: u32,
+    overlap: u32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/pool_groups.cu.
+unsafe impl Args for PoolGroupsArgs {}
+
 impl Op for PoolGroups {
     op_common!("pool_groups");
 
@@ -138,6 +159,20 @@ impl Op for PoolGroups {
         }
     }
 
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = PoolGroupsArgs {
+            y: gpu.view(self.y),
+            batch: gpu.batch_at(),
+            bias: gpu.vector(self.bias),
+            source: self.source.gpu(gpu),
+            every: self.every as u32,
+            dim: self.dim as u32,
+            overlap: u32::from(self.overlap),
+            spare: 0,
+        };
+        gpu.launch(POOL_GROUPS, Grid::cells(gpu.rows(self.y), self.dim, 128), &args)
+    }
+
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
         let y = frame.output(self.y);
         turn.each(y.rows(), 1, |range| {
@@ -176,6 +211,19 @@ impl GroupRopeTable {
     }
 }
 
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct GroupRopeTableArgs {
+    y: View,
+    batch: u64,
+    frequencies: u64,
+    factor: f32,
+    every: u32,
+}
+
+// SAFETY: the struct of kernels/pool_groups.cu.
+unsafe impl Args for GroupRopeTableArgs {}
+
 impl Op for GroupRopeTable {
     op_common!("group_rope_table");
 
@@ -186,6 +234,12 @@ impl Op for GroupRopeTable {
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         ensure!(self.every > 0, Internal, "group_rope_table: groups of none");
         Ok(vec![Shape::f32(Rows::All, shapes.weight(self.frequencies).1 * 2)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (y, batch, frequencies) = (gpu.view(self.y), gpu.batch_at(), gpu.vector(Some(self.frequencies)));
+        let args = GroupRopeTableArgs { y, batch, frequencies, factor: self.factor, every: self.every as u32 };
+        gpu.launch(GROUP_ROPE_TABLE, Grid::cells(gpu.rows(self.y), gpu.width(self.y) / 2, 128), &args)
     }
 
     op_by_row!(8);

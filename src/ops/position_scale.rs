@@ -1,8 +1,25 @@
 //! A factor that grows with the position, for queries past the trained length (Llama 4, 2025).
+#![allow(unsafe_code)] // argument structs
 
-use super::{Frame, Op, Port, Shape, Shapes, Value};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Value, View};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_by_row, op_common};
+
+const POSITION_SCALE: Kernel = Kernel { file: "position_scale", name: "position_scale" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PositionScaleArgs {
+    x: View,
+    y: View,
+    batch: u64,
+    beta: f32,
+    original: u32,
+}
+
+// SAFETY: the struct of kernels/position_scale.cu.
+unsafe impl Args for PositionScaleArgs {}
 
 /// `y = x * (1 + beta ln(1 + floor(position / original)))`.
 #[derive(Clone, Debug)]
@@ -38,6 +55,12 @@ impl Op for PositionScale {
         let x = shapes.value(self.x);
         ensure!(self.original > 0 && x.rows == super::Rows::All, Internal, "position_scale: {x:?}, original length {}", self.original);
         Ok(vec![Shape::f32(x.rows, x.width)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let original = u32::try_from(self.original).unwrap_or(u32::MAX);
+        let args = PositionScaleArgs { x: gpu.view(self.x), y: gpu.view(self.y), batch: gpu.batch_at(), beta: self.beta, original };
+        gpu.launch(POSITION_SCALE, Grid::columns(gpu.rows(self.y), gpu.width(self.y)), &args)
     }
 
     op_by_row!(1);

@@ -1,10 +1,23 @@
 //! 8-bit activations: codes with one scale for each 32 elements, and the sums the integer products need.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Kind, Op, Port, Shape, Shapes, Turn, Value, row_grain};
+use super::{Frame, Gpu, Kind, Op, Port, Shape, Shapes, Turn, Value, View, row_grain};
 use crate::backend::cpu::activations::{Q8_BLOCK, Q8Block};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
+
+const QUANTIZE: Kernel = Kernel { file: "quantize", name: "quantize_rows" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct QuantizeArgs {
+    x: View,
+    y: View,
+}
+
+// SAFETY: the struct of kernels/quantize.cu.
+unsafe impl Args for QuantizeArgs {}
 
 /// `y = round(x / scale)` by blocks of 32, `scale = max|x| / 127`.
 #[derive(Clone, Debug)]
@@ -28,6 +41,12 @@ impl Op for Quantize {
         Ok(vec![Shape { rows: x.rows, width: x.width, kind: Kind::Q8, sliced: false }])
     }
 
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = QuantizeArgs { x: gpu.view(self.x), y: gpu.view(self.y) };
+        let blocks = gpu.width(self.y) / Q8_BLOCK;
+        gpu.launch(QUANTIZE, Grid::new([gpu.rows(self.y), blocks.div_ceil(8), 1], blocks.clamp(1, 8) * 32).early(), &args)
+    }
+
     fn solo(&self, frame: &Frame<'_>) -> bool {
         frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
     }
@@ -48,7 +67,7 @@ impl Op for Quantize {
 }
 
 /// The definition: nearest code, half to even; a block of zeros has scale 0; what is not finite makes the scale NaN.
-fn quantize_row(x: &[f32], blocks: &mut [Q8Block]) {
+pub(super) fn quantize_row(x: &[f32], blocks: &mut [Q8Block]) {
     for (block, x) in blocks.iter_mut().zip(x.chunks(Q8_BLOCK)) {
         let most = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
         let finite = x.iter().all(|v| v.is_finite());

@@ -5,7 +5,8 @@
 //! for positions that are still there.
 #![allow(unsafe_code)] // bytes of pages, disjoint by position
 
-use super::{Frame, KvPages, KvSpec, KvType, Op, PAGE, Port, Shape, Shapes, StateId, Turn, Value};
+use super::{Frame, Gpu, KvPages, KvSpec, KvType, Op, PAGE, Port, Shape, Shapes, StateId, Turn, Value, View};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 use half::f16;
@@ -112,6 +113,42 @@ impl RecordWrite {
     }
 }
 
+const RECORD_WRITE: Kernel = Kernel { file: "records", name: "record_write" };
+
+/// Records as kernels see them: `Records`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct GpuRecords {
+    kv: u32,
+    width: u32,
+    every: u32,
+    half: u32,
+}
+
+impl GpuRecords {
+    /// For what is not connected.
+    pub(super) const NONE: GpuRecords = GpuRecords { kv: 0, width: 0, every: 1, half: 0 };
+}
+
+impl Records {
+    /// The twin of kernels/common/records.cuh.
+    pub(super) fn gpu(&self, gpu: &Gpu<'_>) -> GpuRecords {
+        let half = u32::from(self.dtype == KvType::F16);
+        GpuRecords { kv: gpu.kv_index(self.state), width: self.width as u32, every: self.every as u32, half }
+    }
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct RecordWriteArgs {
+    x: View,
+    batch: u64,
+    records: GpuRecords,
+}
+
+// SAFETY: the struct of kernels/records.cu.
+unsafe impl Args for RecordWriteArgs {}
+
 impl Op for RecordWrite {
     op_common!("record_write");
 
@@ -136,6 +173,11 @@ impl Op for RecordWrite {
 
     fn scalar(&self, frame: &Frame<'_>) {
         self.rows(frame, 0..frame.batch.tokens.len());
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = RecordWriteArgs { x: gpu.view(self.x), batch: gpu.batch_at(), records: self.records.gpu(gpu) };
+        gpu.launch(RECORD_WRITE, Grid::cells(gpu.rows(self.x), self.records.width, 256), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

@@ -1,7 +1,8 @@
 //! Attention over depth (Kimi K3's attention residuals): a sublayer reads a softmax-weighed sum of finished blocks and the running sum.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, WeightId, row_grain};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Turn, Value, View, WeightId, row_grain};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -47,6 +48,22 @@ impl ResidualMix {
     }
 }
 
+const RESIDUAL_MIX: Kernel = Kernel { file: "residual_mix", name: "residual_mix" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ResidualMixArgs {
+    y: View,
+    query: u64,
+    norm: u64,
+    sources: u32,
+    eps: f32,
+    source: [View; MOST],
+}
+
+// SAFETY: the struct of kernels/residual_mix.cu.
+unsafe impl Args for ResidualMixArgs {}
+
 impl Op for ResidualMix {
     op_common!("residual_mix");
 
@@ -82,6 +99,21 @@ impl Op for ResidualMix {
             // SAFETY: alone.
             self.row(frame, row, unsafe { y.row(row) });
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let mut source = [View::NONE; MOST];
+        source.iter_mut().zip(&self.sources).for_each(|(to, value)| *to = gpu.view(*value));
+        let args = ResidualMixArgs {
+            y: gpu.view(self.y),
+            query: gpu.vector(Some(self.query)),
+            norm: gpu.vector(Some(self.norm)),
+            sources: self.sources.len() as u32,
+            eps: self.eps,
+            source,
+        };
+        let threads = gpu.width(self.y).next_multiple_of(32).min(256);
+        gpu.launch(RESIDUAL_MIX, Grid::new([gpu.rows(self.y), 1, 1], threads), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

@@ -2,10 +2,43 @@
 //!
 //! The table is computed once for each run and shared by all layers that use the same frequencies. Angles are rounded
 //! to f32 before cosine and sine are taken, as the reference implementations do; at long contexts that is visible.
+#![allow(unsafe_code)] // argument structs
 
-use super::{Frame, Op, Port, Rows, Shape, Shapes, Value, WeightId};
+use super::{Frame, Gpu, Op, Port, Rows, Shape, Shapes, Value, View, WeightId};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_by_row, op_common};
+
+const ROPE_TABLE: Kernel = Kernel { file: "rope", name: "rope_table" };
+pub(super) const ROPE: Kernel = Kernel { file: "rope", name: "rope_turn" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct RopeTableArgs {
+    y: View,
+    batch: u64,
+    frequencies: u64,
+    factor: f32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/rope.cu.
+unsafe impl Args for RopeTableArgs {}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct RopeArgs {
+    pub(super) x: View,
+    pub(super) table: View,
+    pub(super) y: View,
+    pub(super) head_dim: u32,
+    pub(super) first: u32,
+    pub(super) pairs: u32,
+    pub(super) direction: f32,
+}
+
+// SAFETY: the struct of kernels/rope.cu.
+unsafe impl Args for RopeArgs {}
 
 /// `y[r] = factor * [cos(p f_0) .. cos(p f_n), sin(p f_0) .. sin(p f_n)]`, `p` the position of row `r`.
 #[derive(Clone, Debug)]
@@ -38,6 +71,13 @@ impl Op for RopeTable {
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         Ok(vec![Shape::f32(Rows::All, shapes.weight(self.frequencies).1 * 2)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (y, frequencies) = (gpu.view(self.y), gpu.vector(Some(self.frequencies)));
+        let threads = (gpu.width(self.y) / 2).next_multiple_of(32).clamp(32, 256);
+        let args = RopeTableArgs { y, batch: gpu.batch_at(), frequencies, factor: self.factor, spare: 0 };
+        gpu.launch(ROPE_TABLE, Grid::new([gpu.rows(self.y), 1, 1], threads).early(), &args)
     }
 
     op_by_row!(8);
@@ -107,6 +147,19 @@ impl Op for Rope {
         ensure!(x.width.is_multiple_of(self.head_dim), Internal, "rope: rows of {} do not split into heads of {}", x.width, self.head_dim);
         ensure!(table.width <= self.head_dim, Unsupported, "rope: {} rotary elements in heads of {}", table.width, self.head_dim);
         Ok(vec![Shape::f32(x.rows, x.width)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = RopeArgs {
+            x: gpu.view(self.x),
+            table: gpu.view(self.table),
+            y: gpu.view(self.y),
+            head_dim: self.head_dim as u32,
+            first: 0,
+            pairs: u32::from(self.style == RopeStyle::Pairs),
+            direction: 1.0,
+        };
+        gpu.launch(ROPE, Grid::columns(gpu.rows(self.y), gpu.width(self.y)), &args)
     }
 
     op_by_row!(1);

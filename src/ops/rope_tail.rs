@@ -1,6 +1,8 @@
 //! Rotary embedding of the last elements of each head, as latent attention lays heads out: `[unrotated | rotated]`.
 
-use super::{Frame, Op, Port, RopeStyle, Shape, Shapes, Value};
+use super::rope::{ROPE, RopeArgs};
+use super::{Frame, Gpu, Op, Port, RopeStyle, Shape, Shapes, Value};
+use crate::backend::cuda::launch::Grid;
 use crate::error::Result;
 use crate::{ensure, op_by_row, op_common};
 
@@ -69,6 +71,19 @@ impl Op for RopeTail {
             self.head_dim
         );
         Ok(vec![Shape::f32(x.rows, x.width)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = RopeArgs {
+            x: gpu.view(self.x),
+            table: gpu.view(self.table),
+            y: gpu.view(self.y),
+            head_dim: self.head_dim as u32,
+            first: (self.head_dim - gpu.width(self.table)) as u32,
+            pairs: u32::from(self.style == RopeStyle::Pairs),
+            direction: if self.inverse { -1.0 } else { 1.0 },
+        };
+        gpu.launch(ROPE, Grid::columns(gpu.rows(self.y), gpu.width(self.y)), &args)
     }
 
     op_by_row!(1);

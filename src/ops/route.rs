@@ -5,7 +5,8 @@
 //! The result travels as f32: `top_k` ids, best first, then their weights. f32 holds ids up to 2^24.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, WeightId, row_grain, scratch};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Turn, Value, View, WeightId, row_grain, scratch};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -162,6 +163,32 @@ fn limit(choice: &mut [f32], groups: Groups) {
     }
 }
 
+const ROUTE: Kernel = Kernel { file: "route", name: "route" };
+/// Most choices: two floats of each are in shared memory.
+const MOST_CHOICES: usize = 5888;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct RouteArgs {
+    logits: View,
+    y: View,
+    bias: u64,
+    gain: u64,
+    top_k: u32,
+    scoring: u32,
+    by_logits: u32,
+    picked_only: u32,
+    groups: u32,
+    keep: u32,
+    best_two: u32,
+    normalize: u32,
+    scale: f32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/route.cu.
+unsafe impl Args for RouteArgs {}
+
 impl Op for Route {
     op_common!("route");
 
@@ -239,6 +266,34 @@ impl Op for Route {
                 y[self.top_k + slot] = (picked[id] / total * f64::from(self.scale) * gain.map_or(1.0, |g| f64::from(g[id]))) as f32;
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let choices = gpu.width(self.logits);
+        ensure!(choices <= MOST_CHOICES, Unsupported, "route: {choices} experts; a GPU chooses among at most {MOST_CHOICES}");
+        let scoring = match self.scoring {
+            _ if self.picked_only() => 0,
+            Scoring::Softmax | Scoring::SoftmaxPicked => 1,
+            Scoring::Sigmoid => 2,
+            Scoring::SqrtSoftplus => 3,
+        };
+        let args = RouteArgs {
+            logits: gpu.view(self.logits),
+            y: gpu.view(self.y),
+            bias: gpu.vector(self.bias),
+            gain: gpu.vector(self.gain),
+            top_k: self.top_k as u32,
+            scoring,
+            by_logits: u32::from(self.by_logits()),
+            picked_only: u32::from(self.picked_only()),
+            groups: self.groups.map_or(0, |g| g.count as u32),
+            keep: self.groups.map_or(0, |g| g.keep as u32),
+            best_two: u32::from(self.groups.is_some_and(|g| g.best_two)),
+            normalize: u32::from(self.normalize),
+            scale: self.scale,
+            spare: 0,
+        };
+        gpu.launch(ROUTE, Grid::new([gpu.rows(self.y), 1, 1], 32).shared(8 * choices), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

@@ -1,8 +1,24 @@
 //! A constant factor on every element (embedding scales, logit scales, residual multipliers).
+#![allow(unsafe_code)] // argument structs
 
-use super::{Frame, Op, Port, Shape, Shapes, Value};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Value, View};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{op_by_row, op_common};
+
+const SCALE: Kernel = Kernel { file: "scale", name: "scale_rows" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ScaleArgs {
+    x: View,
+    y: View,
+    factor: f32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/scale.cu.
+unsafe impl Args for ScaleArgs {}
 
 /// `y = factor * x`.
 #[derive(Clone, Debug)]
@@ -33,6 +49,11 @@ impl Op for Scale {
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let x = shapes.value(self.x);
         Ok(vec![Shape::f32(x.rows, x.width)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = ScaleArgs { x: gpu.view(self.x), y: gpu.view(self.y), factor: self.factor, spare: 0 };
+        gpu.launch(SCALE, Grid::columns(gpu.rows(self.y), gpu.width(self.y)), &args)
     }
 
     op_by_row!(1);

@@ -1,8 +1,25 @@
 //! A stored factor on every element: one number for the whole row (Gemma 4's layer scalar), or one for each column.
+#![allow(unsafe_code)] // argument structs
 
-use super::{Frame, Op, Port, Shape, Shapes, Value, WeightId};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Value, View, WeightId};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_by_row, op_common};
+
+const SCALE_BY: Kernel = Kernel { file: "scale_by", name: "scale_by" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ScaleByArgs {
+    x: View,
+    y: View,
+    factor: u64,
+    factors: u32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/scale_by.cu.
+unsafe impl Args for ScaleByArgs {}
 
 /// `y = factor * x`.
 #[derive(Clone, Debug)]
@@ -36,6 +53,12 @@ impl Op for ScaleBy {
         let (x, factors) = (shapes.value(self.x), shapes.weight(self.factor).1);
         ensure!(factors == 1 || factors == x.width, Internal, "scale_by: {factors} factors for rows of {}", x.width);
         Ok(vec![Shape::f32(x.rows, x.width)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (factor, factors) = (gpu.vector(Some(self.factor)), gpu.vector_len(Some(self.factor)) as u32);
+        let args = ScaleByArgs { x: gpu.view(self.x), y: gpu.view(self.y), factor, factors, spare: 0 };
+        gpu.launch(SCALE_BY, Grid::columns(gpu.rows(self.y), gpu.width(self.y)), &args)
     }
 
     op_by_row!(1);

@@ -6,9 +6,12 @@
 #![allow(unsafe_code)] // pieces of outputs, disjoint by row and head
 
 use super::lanes::{axpy, dot, dot64};
-use super::{Frame, Op, Port, Records, Shape, Shapes, StateId, Turn, Value, scratch};
+use super::records::GpuRecords;
+use super::splits::GpuSplits;
+use super::{Frame, Gpu, Op, Port, Records, Shape, Shapes, StateId, Turn, Value, View, scratch};
+use crate::backend::cuda::launch::{Args, Kernel};
 use crate::error::Result;
-use crate::{ensure, op_common};
+use crate::{bail, ensure, op_common};
 use std::ops::Range;
 
 /// `y_h = sum_j softmax_j(scale q_h . k_j) v_j` over the selected positions `j`; query heads share key/value heads in order.
@@ -85,6 +88,26 @@ impl SelectedAttention {
     }
 }
 
+const MERGE: Kernel = Kernel { file: "selected_attention", name: "selected_attention_merge" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SelectedAttentionArgs {
+    q: View,
+    y: View,
+    selection: View,
+    batch: u64,
+    records: GpuRecords,
+    splits: GpuSplits,
+    heads: u32,
+    kv_heads: u32,
+    key_dim: u32,
+    scale: f32,
+}
+
+// SAFETY: the struct of kernels/selected_attention.cu.
+unsafe impl Args for SelectedAttentionArgs {}
+
 impl Op for SelectedAttention {
     op_common!("selected_attention");
 
@@ -136,6 +159,35 @@ impl Op for SelectedAttention {
                 }
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (name, together) = match self.key_dim.max(self.value_dim) {
+            ..=128 => ("selected_attention_128", 4),
+            ..=256 => ("selected_attention_256", 4),
+            ..=512 => ("selected_attention_512", 2),
+            wide => bail!(Unsupported, "selected_attention: heads of {wide} elements; a GPU computes at most 512"),
+        };
+        let (rows, groups) = (gpu.rows(self.y), self.kv_heads * self.group().div_ceil(together));
+        let splits = GpuSplits::new(gpu, rows, self.heads, groups, self.value_dim);
+        let args = SelectedAttentionArgs {
+            q: gpu.view(self.q),
+            y: gpu.view(self.y),
+            selection: gpu.view(self.selection),
+            batch: gpu.batch_at(),
+            records: self.records.gpu(gpu),
+            splits,
+            heads: self.heads as u32,
+            kv_heads: self.kv_heads as u32,
+            key_dim: self.key_dim as u32,
+            scale: self.scale,
+        };
+        gpu.launch(Kernel { file: "selected_attention", name }, splits.grid(rows, groups), &args)?;
+        splits.merge(gpu, MERGE, self.y, self.heads)
+    }
+
+    fn gpu_scratch(&self, rows: usize, _segments: usize, _context: usize, processors: usize) -> usize {
+        GpuSplits::scratch(rows, self.heads, self.value_dim, processors)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

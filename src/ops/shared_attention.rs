@@ -7,9 +7,12 @@
 #![allow(unsafe_code)] // pieces of outputs, disjoint by row and head
 
 use super::lanes::{axpy, dot, dot64};
-use super::{Frame, Op, Port, Records, Shape, Shapes, StateId, Turn, Value, WeightId, scratch};
+use super::records::GpuRecords;
+use super::splits::GpuSplits;
+use super::{Frame, Gpu, Op, Port, Records, Shape, Shapes, StateId, Turn, Value, View, WeightId, scratch};
+use crate::backend::cuda::launch::{Args, Kernel};
 use crate::error::Result;
-use crate::{ensure, op_common};
+use crate::{bail, ensure, op_common};
 
 /// Compressed rows beside the positions.
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +122,29 @@ impl SharedAttention {
     }
 }
 
+const MERGE: Kernel = Kernel { file: "shared_attention", name: "shared_attention_merge" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SharedAttentionArgs {
+    q: View,
+    y: View,
+    selection: View,
+    pooled_selection: View,
+    batch: u64,
+    sinks: u64,
+    records: GpuRecords,
+    pooled: GpuRecords,
+    splits: GpuSplits,
+    heads: u32,
+    window: u32,
+    has_pooled: u32,
+    scale: f32,
+}
+
+// SAFETY: the struct of kernels/shared_attention.cu.
+unsafe impl Args for SharedAttentionArgs {}
+
 impl Op for SharedAttention {
     op_common!("shared_attention");
 
@@ -193,6 +219,40 @@ impl Op for SharedAttention {
                 }
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let width = self.records.width;
+        let (name, together) = match width {
+            ..=128 => ("shared_attention_128", 4),
+            ..=512 => ("shared_attention_512", 4),
+            ..=576 => ("shared_attention_576", 4),
+            ..=1024 => ("shared_attention_1024", 2),
+            _ => bail!(Unsupported, "shared_attention: rows of {width} elements; a GPU computes at most 1024"),
+        };
+        let (rows, groups) = (gpu.rows(self.y), self.heads.div_ceil(together));
+        let splits = GpuSplits::new(gpu, rows, self.heads, groups, self.value_dim);
+        let args = SharedAttentionArgs {
+            q: gpu.view(self.q),
+            y: gpu.view(self.y),
+            selection: gpu.view(self.selection),
+            pooled_selection: self.pooled.map_or(View::NONE, |p| gpu.view(p.selection)),
+            batch: gpu.batch_at(),
+            sinks: gpu.vector(self.sinks),
+            records: self.records.gpu(gpu),
+            pooled: self.pooled.map_or(GpuRecords::NONE, |p| p.records.gpu(gpu)),
+            splits,
+            heads: self.heads as u32,
+            window: self.window.unwrap_or(0).min(u32::MAX as usize) as u32,
+            has_pooled: u32::from(self.pooled.is_some()),
+            scale: self.scale,
+        };
+        gpu.launch(Kernel { file: "shared_attention", name }, splits.grid(rows, groups), &args)?;
+        splits.merge(gpu, MERGE, self.y, self.heads)
+    }
+
+    fn gpu_scratch(&self, rows: usize, _segments: usize, _context: usize, processors: usize) -> usize {
+        GpuSplits::scratch(rows, self.heads, self.value_dim, processors)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

@@ -1,9 +1,26 @@
 //! Sinusoidal positions added to embeddings (Vaswani et al., 2017, in the arrangement of tensor2tensor: sines, then cosines).
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, WeightId, row_grain};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Turn, Value, View, WeightId, row_grain};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
+
+const SINUSOID: Kernel = Kernel { file: "sinusoid", name: "sinusoid" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SinusoidArgs {
+    x: View,
+    y: View,
+    batch: u64,
+    frequencies: u64,
+    offset: u32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/sinusoid.cu.
+unsafe impl Args for SinusoidArgs {}
 
 /// `y[r] = x[r] + [sin(p f_0) .. sin(p f_n), cos(p f_0) .. cos(p f_n)]`, `p` the position of row `r` plus `offset`. An odd last
 /// column stays `x`.
@@ -45,6 +62,12 @@ impl Op for Sinusoid {
         let (x, n) = (shapes.value(self.x), shapes.weight(self.frequencies).1);
         ensure!(x.width / 2 == n, Internal, "sinusoid: {n} frequencies for {x:?}");
         Ok(vec![Shape::f32(x.rows, x.width)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (frequencies, offset) = (gpu.vector(Some(self.frequencies)), self.offset as u32);
+        let args = SinusoidArgs { x: gpu.view(self.x), y: gpu.view(self.y), batch: gpu.batch_at(), frequencies, offset, spare: 0 };
+        gpu.launch(SINUSOID, Grid::columns(gpu.rows(self.y), gpu.width(self.y)), &args)
     }
 
     fn solo(&self, frame: &Frame<'_>) -> bool {

@@ -1,8 +1,24 @@
 //! A smooth bound on every element: `cap * tanh(x / cap)` (Gemma 2, 2024).
+#![allow(unsafe_code)] // argument structs
 
-use super::{Frame, Op, Port, Shape, Shapes, Value};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Value, View};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{op_by_row, op_common};
+
+const SOFTCAP: Kernel = Kernel { file: "softcap", name: "softcap_rows" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SoftcapArgs {
+    x: View,
+    y: View,
+    cap: f32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/softcap.cu.
+unsafe impl Args for SoftcapArgs {}
 
 /// `y = cap * tanh(x / cap)`.
 #[derive(Clone, Debug)]
@@ -33,6 +49,11 @@ impl Op for Softcap {
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let x = shapes.value(self.x);
         Ok(vec![Shape::f32(x.rows, x.width)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = SoftcapArgs { x: gpu.view(self.x), y: gpu.view(self.y), cap: self.cap, spare: 0 };
+        gpu.launch(SOFTCAP, Grid::columns(gpu.rows(self.y), gpu.width(self.y)), &args)
     }
 
     op_by_row!(1);

@@ -5,7 +5,8 @@
 //! pages does not enter the result.
 #![allow(unsafe_code)] // pages and rows of outputs, disjoint by row and head
 
-use super::{Frame, KvSpec, KvType, Op, Port, Shape, Shapes, StateId, Turn, Value, attention};
+use super::row_attention::RowAttention;
+use super::{Frame, Gpu, KvSpec, KvType, Op, Port, Shape, Shapes, StateId, Turn, Value, attention};
 use crate::backend::cpu::simd::attend::{Attend, QUERIES, Query};
 use crate::error::Result;
 use crate::op_common;
@@ -76,6 +77,26 @@ impl Op for SourceAttention {
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         Ok(vec![attention::check("source_attention", shapes, (self.q, self.spec.heads), (self.state, &self.spec), None)?])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let call = RowAttention {
+            q: self.q,
+            y: self.y,
+            state: self.state,
+            spec: self.spec,
+            heads: self.spec.heads,
+            scale: self.scale,
+            window: None,
+            softcap: None,
+            sinks: None,
+            source: true,
+        };
+        call.launch(gpu)
+    }
+
+    fn gpu_scratch(&self, rows: usize, _segments: usize, context: usize, _processors: usize) -> usize {
+        RowAttention::scratch(rows, self.spec.heads, &self.spec, context)
     }
 
     fn scalar(&self, frame: &Frame<'_>) {

@@ -2,7 +2,8 @@
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
 use super::lanes::dot;
-use super::{Frame, Op, Port, Shape, Shapes, Turn, Value, row_grain};
+use super::{Frame, Gpu, Op, Port, Shape, Shapes, Turn, Value, View, row_grain};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
 
@@ -40,6 +41,20 @@ impl StreamGate {
     }
 }
 
+const STREAM_GATE: Kernel = Kernel { file: "stream_gate", name: "stream_gate" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct StreamGateArgs {
+    key: View,
+    query: View,
+    value: View,
+    y: View,
+}
+
+// SAFETY: the struct of kernels/stream_gate.cu.
+unsafe impl Args for StreamGateArgs {}
+
 impl Op for StreamGate {
     op_common!("stream_gate");
 
@@ -70,6 +85,13 @@ impl Op for StreamGate {
                 *y = (gate(dot / (width as f64).sqrt()) * f64::from(value[i % width])) as f32;
             }
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (key, query, value, y) = (gpu.view(self.key), gpu.view(self.query), gpu.view(self.value), gpu.view(self.y));
+        let (width, streams) = (gpu.width(self.value), gpu.width(self.key) / gpu.width(self.value));
+        let grid = Grid::new([gpu.rows(self.y), streams, 1], width.next_multiple_of(32).min(256));
+        gpu.launch(STREAM_GATE, grid, &StreamGateArgs { key, query, value, y })
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

@@ -3,7 +3,8 @@
 //! Computed ids travel as the bits of an f32 (see [`bits`]), because tables may have more rows than f32 counts.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Op, Port, Rows, Shape, Shapes, Turn, Value, WeightId};
+use super::{Frame, Gpu, Op, Part, Port, Rows, Shape, Shapes, Turn, Value, View, WeightId};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_by_row, op_common};
 
@@ -18,6 +19,19 @@ pub struct TokenIds {
     /// `[rows, 1]`.
     pub y: Value,
 }
+
+const TOKEN_IDS: Kernel = Kernel { file: "tokens", name: "token_ids" };
+const LOOKUP: Kernel = Kernel { file: "tokens", name: "lookup" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct TokenIdsArgs {
+    y: View,
+    batch: u64,
+}
+
+// SAFETY: the struct of kernels/tokens.cu.
+unsafe impl Args for TokenIdsArgs {}
 
 impl Op for TokenIds {
     op_common!("token_ids");
@@ -41,6 +55,11 @@ impl Op for TokenIds {
             let y = unsafe { y.row(row) };
             y[0] = frame.batch.tokens[row] as f32;
         }
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let args = TokenIdsArgs { y: gpu.view(self.y), batch: gpu.batch_at() };
+        gpu.launch(TOKEN_IDS, Grid::new([gpu.rows(self.y).div_ceil(128), 1, 1], 128), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
@@ -75,6 +94,20 @@ impl Lookup {
     }
 }
 
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct LookupArgs {
+    ids: View,
+    y: View,
+    part: Part,
+    vector: u64,
+    column: u32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/tokens.cu.
+unsafe impl Args for LookupArgs {}
+
 impl Op for Lookup {
     op_common!("lookup");
 
@@ -92,6 +125,14 @@ impl Op for Lookup {
             self.count
         );
         Ok(vec![Shape::f32(ids.rows, self.count * width)])
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (ids, y, width) = (gpu.view(self.ids), gpu.view(self.y), gpu.width(self.y) / self.count);
+        gpu.each_part(self.table, width, |part, vector| {
+            let args = LookupArgs { ids, y, part, vector, column: self.column as u32, spare: 0 };
+            gpu.launch(LOOKUP, Grid::new([gpu.rows(self.y), self.count, width.div_ceil(128)], 128), &args)
+        })
     }
 
     op_by_row!(1);

@@ -171,6 +171,18 @@ impl Sampler {
         Ok(token)
     }
 
+    /// As `sample`, where it is known which token has the highest logit; `None`, and nothing changes, where the row itself is needed.
+    pub fn take_highest(&mut self, token: i32) -> Option<i32> {
+        let takes = match self.stages.split_first() {
+            None => true,
+            Some((first, rest)) => first.is_greedy() && rest.iter().all(Stage::keeps_the_highest),
+        };
+        takes.then(|| {
+            self.before = self.state;
+            token
+        })
+    }
+
     /// As `sample`, with only the tokens that a grammar allows next. A call that fails leaves the state as it was.
     pub fn sample_under(&mut self, constraint: &mut Constraint, logits: &[f32], history: &[i32]) -> Result<i32> {
         self.before = self.state;

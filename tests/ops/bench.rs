@@ -1,13 +1,16 @@
 //! What a case is made of: random inputs and weights, batches of several sequences, and the comparison of both bodies.
 
+use crate::device::{OnDevice, device};
 use metrale::backend::cpu::pack::{LANES, Layout, Packed};
 use metrale::backend::cpu::pause::Control;
 use metrale::backend::cpu::pool::Pool;
+use metrale::backend::cuda::Stream;
 use metrale::cache::{LayerPages, PagePool, SequenceState, StateLayout, StatePool};
-use metrale::circuit::{Needs, Program, Progress, Tape, Workspace, lower};
+use metrale::circuit::{Needs, Program, Progress, Tape, Workspace, fuse_for_device, lower};
 use metrale::error::Result;
 use metrale::ops::*;
 use metrale::weights::{Declarations, Role, Source};
+use std::sync::Arc;
 
 /// Numbers in -1..1 that depend on the seed alone.
 pub fn random(n: usize, seed: u64) -> Vec<f32> {
@@ -32,17 +35,19 @@ pub struct Given {
 }
 
 impl Given {
-    fn fill(&self, frame: &Frame<'_>) {
-        let y = frame.output(self.y);
-        for (index, segment) in frame.batch.segments.iter().enumerate() {
+    fn each_row(&self, batch: &Batch, mut give: impl FnMut(usize, Vec<f32>)) {
+        for (index, segment) in batch.segments.iter().enumerate() {
             for row in segment.rows.clone() {
-                let seed = self.seed + 1000 * index as u64 + 7 * u64::from(frame.batch.positions[row]);
-                // SAFETY: runs on one thread.
-                for (y, v) in unsafe { y.row(row) }.iter_mut().zip(random(self.width, seed)) {
-                    *y = v * self.size;
-                }
+                let seed = self.seed + 1000 * index as u64 + 7 * u64::from(batch.positions[row]);
+                give(row, random(self.width, seed).iter().map(|v| v * self.size).collect());
             }
         }
+    }
+
+    fn fill(&self, frame: &Frame<'_>) {
+        let y = frame.output(self.y);
+        // SAFETY: runs on one thread.
+        self.each_row(frame.batch, |row, values| unsafe { y.row(row) }.copy_from_slice(&values));
     }
 }
 
@@ -64,6 +69,15 @@ impl Op for Given {
         if turn.worker.is_leader() {
             self.fill(frame);
         }
+    }
+    fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let y = gpu.view(self.y);
+        let mut done = Ok(());
+        self.each_row(gpu.batch, |row, values| {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
+            done = done.clone().and_then(|()| gpu.write(y.data + 4 * row as u64 * u64::from(y.stride), &bytes));
+        });
+        done
     }
 }
 
@@ -102,12 +116,22 @@ pub fn compare(
             (_, Role::Vector { .. }) => Weight::Vector(random(spec.cols, 900 + i as u64).iter().map(|v| 1.0 + 0.5 * v).collect()),
             (_, role) => {
                 let matrix = |e: usize| {
-                    let mut packed = Packed::new(layout, spec.rows, spec.cols).unwrap();
-                    let values = random(spec.rows * spec.cols, 500 + i as u64 + 31 * e as u64);
-                    for (panel, rows) in packed.panels_mut().zip(values.chunks(LANES * spec.cols)) {
-                        fill(layout, spec.cols, panel, rows);
+                    let mut values = random(spec.rows * spec.cols, 500 + i as u64 + 31 * e as u64);
+                    // A table of ids holds whole numbers from 0 on.
+                    if matches!(&spec.source, Source::Tensors(parts) if parts[0].tensor == "ids") {
+                        values.iter_mut().for_each(|v| *v = ((*v + 1.0) * 12.0).floor());
                     }
-                    Matrix { parts: vec![packed] }
+                    // Large ones in two parts, of which the second begins in the middle of a panel of the whole.
+                    let first = if spec.rows >= 100 { 60 } else { spec.rows };
+                    let part = |values: &[f32]| {
+                        let mut packed = Packed::new(layout, values.len() / spec.cols, spec.cols).unwrap();
+                        for (panel, rows) in packed.panels_mut().zip(values.chunks(LANES * spec.cols)) {
+                            fill(layout, spec.cols, panel, rows);
+                        }
+                        packed
+                    };
+                    let (head, tail) = values.split_at(first * spec.cols);
+                    Matrix { parts: [head, tail].into_iter().filter(|values| !values.is_empty()).map(part).collect() }
                 };
                 match role {
                     Role::Experts => Weight::Experts((0..spec.experts()).map(matrix).collect()),
@@ -120,7 +144,13 @@ pub fn compare(
     let output = record(&mut Bench { t: &mut tape, seed: 1 }, &ids);
     let mut circuit = tape.finish(output).unwrap_or_else(|e| panic!("{name}: {e}"));
     lower(&mut circuit, &|_| Needs { f32: !layout.is_integer(), q8: layout.is_integer() });
+    fuse_for_device(&mut circuit);
+    if let Some(fused) = name.strip_prefix("fused ") {
+        let fused = fused.split(' ').next().unwrap();
+        assert!(circuit.nodes.iter().any(|node| node.op.name() == fused), "{name}: the circuit has no such operation");
+    }
     let mut program = Program::new(circuit, 64, 4, &[]).unwrap();
+    let stream = device().map(|device| Arc::new(Stream::new(device, false).unwrap()));
     let pool = Pool::new(3).unwrap();
     let mut workspaces = [0, 1].map(|_| Workspace::new(program.workspace_bytes()).unwrap());
     let pools: Vec<_> = d.kv.iter().map(|spec| PagePool::new(spec.page_bytes(), 256)).collect();
@@ -129,6 +159,8 @@ pub fn compare(
     let states = StatePool::new(StateLayout::new(&d.slots, 1).unwrap());
     let zero = states.zero().unwrap();
     let mut slots = [0, 1].map(|_| [0, 1, 2].map(|_| SequenceState::new(&states, &zero)));
+    let floats = states.layout().slot_floats();
+    let mut on_device = stream.as_ref().map(|stream| OnDevice::new(stream, &program, &weights, &d, floats, 3));
     let mut lengths = [0usize; 3];
     // Rows for each of three sequences in successive batches: alone, together, prompts beside single tokens.
     for counts in [[5, 0, 0], [1, 1, 17], [33, 1, 0], [1, 1, 1], [2, 3, 40]] {
@@ -144,12 +176,24 @@ pub fn compare(
                 batch.segments.push(Segment { rows: start..start + count, position: lengths[s] });
                 // Everything that was written so far is the source of operations that look at one.
                 batch.sources.push(lengths[s] + count);
+                if let (0, Some(on_device)) = (side, &mut on_device) {
+                    on_device.reserve(s, lengths[s] + count);
+                    batch.kv.extend(on_device.lists[s].iter().map(|list| KvPages::new(list)));
+                    batch.states.push(on_device.state(s));
+                    continue;
+                }
                 for pages in &mut caches[side][s] {
                     pages.reserve(lengths[s], lengths[s] + count).unwrap();
                     batch.kv.push(KvPages::new(pages.pointers()));
                 }
                 slots[side][s].begin().unwrap();
                 batch.states.push(slots[side][s].pointers(false));
+            }
+            if let (0, Some(on_device)) = (side, &mut on_device) {
+                let Some(rows) = on_device.run(&program, &batch, output) else { return };
+                found.push(rows);
+                (0..3).filter(|s| counts[*s] > 0).for_each(|s| on_device.commit(s));
+                continue;
             }
             if side == 0 {
                 program.run(&pool, &mut workspaces[0], &batch, &weights, &mut Progress::default(), Control::none()).unwrap();

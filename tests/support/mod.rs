@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test binary uses its own part
 
 pub mod copies;
+pub mod cuda;
 pub mod golden;
 pub mod llama64;
 
@@ -10,6 +11,28 @@ use std::path::{Path, PathBuf};
 /// Folder of the committed checkpoints.
 pub fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")
+}
+
+/// The device that models are loaded for: the processor, or with METRALE_TEST_DEVICE the first NVIDIA device.
+pub fn device() -> usize {
+    usize::from(is_on_device())
+}
+
+/// Whether METRALE_TEST_DEVICE is set.
+pub fn is_on_device() -> bool {
+    std::env::var_os("METRALE_TEST_DEVICE").is_some()
+}
+
+/// Runs this test program again with the kernels on the host as its NVIDIA driver, some of its tests and folders.
+pub fn run_on_device(mode: cuda::Mode, folders: &str, tests: &[&str]) {
+    if is_on_device() {
+        return;
+    }
+    let Some(mut command) = cuda::command(&std::env::current_exe().unwrap(), mode) else { return };
+    let done = command.args(["--nocapture", "--test-threads=2"]).args(tests).env("METRALE_ONLY", folders).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    println!("{out}");
+    assert!(done.status.success() && out.contains(" passed"), "{mode:?}: {err}");
 }
 
 /// A folder that is removed with its contents.

@@ -27,6 +27,11 @@ impl<'a> Control<'a> {
         Control { alarm: &SILENT, seen: 0, deadline: None }
     }
 
+    /// Whether it has one.
+    pub fn has_deadline(&self) -> bool {
+        self.deadline.is_some()
+    }
+
     /// Whether to leave off now.
     pub fn due(&self) -> bool {
         self.alarm.load(Ordering::Relaxed) != self.seen || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)

@@ -1,6 +1,7 @@
 //! Whether a planned model fits: against the host's cap, or against what the machine has free.
 
 use crate::backend::cpu::device;
+use crate::backend::cuda::Device;
 use crate::engine::plan::Plan;
 use crate::error::{Error, Kind, Result};
 
@@ -38,6 +39,29 @@ pub(crate) fn check(plan: &Plan, context: usize, cap: u64) -> Result<()> {
         size(plan.other)
     );
     Err(Error::new(Kind::OutOfMemory, text).named("memory").sizes(total, limit))
+}
+
+/// As [`check`] for what the plan puts on a device. `cap` of 0 takes what is free there.
+pub(crate) fn check_device(plan: &Plan, context: usize, cap: u64, device: &Device) -> Result<()> {
+    let (limit, whose) = match cap {
+        0 => (device.memory()?.0, "are free there"),
+        cap => (cap, "are allowed by the option device_bytes"),
+    };
+    let (parts, total) = (&plan.device, plan.device.total());
+    if total <= limit {
+        return Ok(());
+    }
+    let text = format!(
+        "the model with one sequence of {context} tokens takes {} of {}, {} {whose}: weights {}, cache {}, state {}, workspaces {}",
+        size(total),
+        device.info().name,
+        size(limit),
+        size(parts.weights),
+        size(parts.kv),
+        size(parts.state),
+        size(parts.scratch),
+    );
+    Err(Error::new(Kind::OutOfMemory, text).named("device_bytes").sizes(total, limit))
 }
 
 /// Bytes for people.

@@ -1,0 +1,164 @@
+//! Speed of a model's shapes on an NVIDIA device, as shares of what its memory gives a plain read in the same run.
+//!
+//!     gpu_bench [--types BF16,Q8_0] [--batches 1,8,32] [--prompt 2048] [--layers 36] [--steps 64] [--device 1] [--threads N] [CONFIG]
+//!
+//! CONFIG is a folder with `config.json`; without it the shapes are those of Qwen3-8B. Weights are random. A row tells tokens a second, the time
+//! and the bytes of a step (weights and cached positions), their share of the read, and the host's part of a step.
+
+use metrale::backend::cuda::{Device, Stream, read_bandwidth};
+use metrale::engine::{self, Chooser, Sequence, SequenceOptions, decode_step};
+use metrale::options::{LoadOptions, Synthetic};
+use metrale::sampling::Sampler;
+use metrale::tensor::DType;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+const CONFIG: &str = r#"{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096,
+"intermediate_size": 12288, "num_hidden_layers": LAYERS, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+"max_position_embeddings": 40960, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "hidden_act": "silu"}"#;
+
+struct Arguments {
+    types: Vec<String>,
+    batches: Vec<usize>,
+    prompt: usize,
+    layers: usize,
+    steps: usize,
+    device: usize,
+    threads: usize,
+    config: Option<PathBuf>,
+}
+
+fn arguments() -> Result<Arguments, String> {
+    let mut a = Arguments {
+        types: vec!["BF16".into(), "Q8_0".into()],
+        batches: vec![1, 8, 32],
+        prompt: 2048,
+        layers: 36,
+        steps: 64,
+        device: 1,
+        threads: 0,
+        config: None,
+    };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or(format!("{word} needs a value"));
+        let number = |text: String| text.parse::<usize>().map_err(|_| format!("{text:?} is no number"));
+        match word.as_str() {
+            "--types" => a.types = value()?.split(',').map(str::to_string).collect(),
+            "--batches" => a.batches = value()?.split(',').map(|n| number(n.into())).collect::<Result<_, _>>()?,
+            "--prompt" => a.prompt = number(value()?)?,
+            "--layers" => a.layers = number(value()?)?,
+            "--steps" => a.steps = number(value()?)?,
+            "--device" => a.device = number(value()?)?,
+            "--threads" => a.threads = number(value()?)?,
+            _ if word.starts_with('-') => return Err(format!("unknown option {word}")),
+            _ => a.config = Some(word.into()),
+        }
+    }
+    Ok(a)
+}
+
+fn main() {
+    if let Err(e) = arguments().and_then(|a| run(&a).map_err(|e| e.to_string())) {
+        eprintln!("gpu_bench: {e}");
+        std::process::exit(1);
+    }
+}
+
+fn run(a: &Arguments) -> metrale::error::Result<()> {
+    let device = Device::open(a.device.saturating_sub(1))?;
+    let stream = Arc::new(Stream::new(&device, false)?);
+    let (free, total) = device.memory()?;
+    let read = read_bandwidth(&stream, (free as usize / 8).min(8 << 30), 8)?;
+    println!("{}, {} multiprocessors, {:.1} of {:.1} GB free", device.info().name, device.info().processors, free as f64 / 1e9, total as f64 / 1e9);
+    println!("a plain read: {:.0} GB/s", read / 1e9);
+    let made = std::env::temp_dir().join(format!("metrale-gpu-bench-{}", std::process::id()));
+    let folder = a.config.clone().unwrap_or_else(|| {
+        std::fs::create_dir_all(&made).expect("the folder for temporary files can be written to");
+        std::fs::write(made.join("config.json"), CONFIG.replace("LAYERS", &a.layers.to_string())).expect("as above");
+        made.clone()
+    });
+    for name in &a.types {
+        let dtype = [DType::BF16, DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q5K, DType::Q6K].into_iter().find(|d| d.name() == name);
+        let Some(dtype) = dtype else {
+            println!("{name}: no such type here");
+            continue;
+        };
+        if let Err(e) = one(a, &folder, dtype, read) {
+            println!("{name}: {e}");
+        }
+    }
+    let _ = std::fs::remove_dir_all(&made);
+    Ok(())
+}
+
+fn one(a: &Arguments, folder: &std::path::Path, dtype: DType, read: f64) -> metrale::error::Result<()> {
+    let synthetic = Some(Synthetic { dtype, seed: 1 });
+    let context = a.prompt.max(512) + 512;
+    let options = LoadOptions { device: a.device, threads: a.threads, context, synthetic, ..LoadOptions::default() };
+    let started = Instant::now();
+    let engine = engine::load(folder, &options, None)?;
+    let (bytes, vocab) = (engine.step_bytes(), engine.info().vocab as u64);
+    println!("{}: loaded in {:.1} s; a step reads {:.2} GB of weights", dtype.name(), started.elapsed().as_secs_f64(), bytes as f64 / 1e9);
+    let token = |i: usize| ((i as u64).wrapping_mul(2_654_435_761) % vocab) as i32;
+    let prompt: Vec<i32> = (0..a.prompt).map(token).collect();
+    for round in 0..3 {
+        let mut sequence = Sequence::new(&engine, &SequenceOptions::default())?;
+        let started = Instant::now();
+        sequence.prefill(&prompt)?;
+        let seconds = started.elapsed().as_secs_f64();
+        let flops = engine.token_flops() as f64 * a.prompt as f64 / seconds;
+        println!("  prefill {:>5}: {:>9.0} tokens/s  {:>8.2} ms  {:>6.1} Tflop/s  (round {round})", a.prompt, a.prompt as f64 / seconds, seconds * 1e3, flops / 1e12);
+    }
+    for &batch in &a.batches {
+        let mut sequences = Vec::new();
+        for index in 0..batch {
+            let mut sequence = Sequence::new(&engine, &SequenceOptions::default())?;
+            sequence.prefill(&(0..448).map(|i| token(i + 1000 * index)).collect::<Vec<_>>())?;
+            sequences.push(sequence);
+        }
+        let mut choosers: Vec<Chooser> = (0..batch)
+            .map(|_| {
+                let mut chooser = Chooser::new(Sampler::greedy());
+                chooser.ignore_end = true;
+                chooser
+            })
+            .collect();
+        let mut tokens = vec![0; batch];
+        let mut times = Vec::new();
+        let mut host = 0.0;
+        for step in 0..a.steps + 8 {
+            let waited = engine.device_waited()?;
+            let started = Instant::now();
+            let mut all: Vec<&mut Sequence> = sequences.iter_mut().collect();
+            let mut choose: Vec<&mut Chooser> = choosers.iter_mut().collect();
+            decode_step(&mut all, &mut choose, &mut tokens)?;
+            let spent = started.elapsed();
+            // The first steps capture and warm up.
+            if step >= 8 {
+                times.push(spent.as_secs_f64());
+                host += (spent.as_secs_f64() - (engine.device_waited()? - waited).as_secs_f64()).max(0.0);
+            }
+        }
+        times.sort_by(f64::total_cmp);
+        let (median, best) = (times[times.len() / 2], times[0]);
+        let kv = kv_bytes(&engine) * batch as u64 * sequences[0].len() as u64;
+        let moved = (bytes + kv) as f64;
+        println!(
+            "  decode B={batch:<3}: {:>9.1} tokens/s  {:>8.3} ms (best {:.3})  {:>6.2} GB  {:>5.1} % of the read  host {:>5.1} us",
+            batch as f64 / median,
+            median * 1e3,
+            best * 1e3,
+            moved / 1e9,
+            100.0 * moved / median / read,
+            host / times.len() as f64 * 1e6,
+        );
+    }
+    Ok(())
+}
+
+/// Bytes of keys and values of one position.
+fn kv_bytes(engine: &Arc<engine::Engine>) -> u64 {
+    engine.plan().device.kv / engine.info().context.next_multiple_of(512) as u64
+}

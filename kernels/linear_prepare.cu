@@ -1,0 +1,103 @@
+// linear_prepare: activations in the order in which tensor cores take them, for linear_narrow.cu and linear_wide.cu.
+//
+// Rows go in tiles of eight, the B operand of a product: lane (g, t) has row g. A step of k is a product's 16 (floats) or a 32-block (integers).
+// Words lie [step][tiles / 2][32 lanes][2 tiles][2], or [step][32 lanes][2] for one tile: b0 and b1 of a lane, so that a warp reads them as they
+// are. Floats are cut into limbs, the first the nearest of the format, the next the nearest to what is left; each limb is such a plane.
+// Block factors of integers lie [step][rows].
+#include "common/rows.cuh"
+#include "formats/fragments.cuh"
+
+struct PrepareArgs {
+    View x;
+    Q8View q;
+    // Rows of x that exist: x.rows or q.rows.
+    const u32* rows;
+    u32* words;
+    // Integers: [step][8 * tiles].
+    BlockFactor* factors;
+    // F16: by row from `first` on, the power of two that its elements are divided by.
+    float* exponents;
+    // First row of x that is taken, and tiles of rows from there on.
+    u32 first, cols, tiles, limbs;
+    Order order;
+    u32 spare;
+};
+
+DEVICE u32* words_at(const PrepareArgs& a, u64 step, u32 tile) {
+    if (a.tiles == 1) return a.words + (step * 32 + lane()) * 2;
+    return a.words + ((step * (a.tiles / 2) + tile / 2) * 32 + lane()) * 4 + tile % 2 * 2;
+}
+
+// Grid: (rows): the exponents of the rows' largest magnitudes, so that f16 holds them.
+KERNEL_OF(256, prepare_exponents, PrepareArgs) {
+    SHARED float most[8];
+    u32 rows = *a.rows, at = blockIdx.x, row = a.first + at;
+    begin();
+    if (row >= rows) {
+        if (threadIdx.x == 0) a.exponents[at] = 1.0f;
+        return;
+    }
+    float v = 0.0f;
+    for (u32 k = threadIdx.x; k < a.cols; k += blockDim.x) v = largest(v, magnitude(row_at(a.x, row)[k]));
+    v = warp_max(v);
+    if (lane() == 0) most[threadIdx.x / 32] = v;
+    barrier();
+    if (threadIdx.x) return;
+    for (u32 w = 1; w < blockDim.x / 32; w++) v = largest(v, most[w]);
+    // The largest lands in 2^14 .. 2^15. Zeros, and what is not finite, stay as they are.
+    u32 exponent = bits_of(v) >> 23;
+    a.exponents[at] = exponent == 0 || exponent == 255 ? 1.0f : float_of((exponent > 15 ? exponent - 14 : 1) << 23);
+}
+
+// Grid: (steps / 8, tiles); a warp makes a step of a tile.
+KERNEL_OF(256, prepare_floats, PrepareArgs) {
+    u32 rows = *a.rows, step = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, tile = blockIdx.y;
+    u32 at = tile * 8 + lane() / 4, row = a.first + at;
+    begin();
+    u32 steps = a.cols / 16;
+    if (step >= steps) return;
+    float v[4] = {};
+    if (row < rows) {
+        const float* x = row_at(a.x, row) + step * 16 + lane() % 4 * 2;
+        Words2 low = load8(x), high = load8(x + 8);
+        v[0] = float_of(low.x), v[1] = float_of(low.y), v[2] = float_of(high.x), v[3] = float_of(high.y);
+        if (a.order == ORDER_F16)
+            for (u32 i = 0; i < 4; i++) v[i] /= a.exponents[at];
+    }
+    for (u32 limb = 0; limb < a.limbs; limb++) {
+        u32* to = words_at(a, (u64)limb * steps + step, tile);
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            u32 pair = a.order == ORDER_F16 ? pair_f16(v[2 * i], v[2 * i + 1]) : pair_bf16(v[2 * i], v[2 * i + 1]);
+            to[i] = pair;
+            v[2 * i] -= a.order == ORDER_F16 ? low_f16(pair) : low_bf16(pair);
+            v[2 * i + 1] -= a.order == ORDER_F16 ? high_f16(pair) : high_bf16(pair);
+        }
+    }
+}
+
+// Grid: (blocks of 32 / 8, tiles); a warp makes a block of a tile. Steps up to an even number are written, the last with zeros.
+KERNEL_OF(256, prepare_codes, PrepareArgs) {
+    u32 rows = *a.rows, step = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, tile = blockIdx.y;
+    u32 at = tile * 8 + lane() / 4, row = a.first + at, t = lane() % 4;
+    begin();
+    u32 steps = a.cols / 32;
+    if (step >= (steps + 1) / 2 * 2) return;
+    u32 b0 = 0, b1 = 0;
+    BlockFactor factor = {};
+    if (row < rows && step < steps) {
+        const Q8Block& block = row_at(a.q, row)[step];
+        const u32* codes = (const u32*)block.codes;
+        if (a.order == ORDER_I8) {
+            b0 = codes[t], b1 = codes[t + 4];
+        } else {
+            u32 w0 = codes[2 * t], w1 = codes[2 * t + 1];
+            b0 = a.order == ORDER_I4 ? w0 : permute(w0, w1, 0x5140), b1 = a.order == ORDER_I4 ? w1 : permute(w0, w1, 0x7362);
+        }
+        i32 low = block.half_offset[0] / -128, high = block.half_offset[1] / -128;
+        factor = {block.scale, ((u32)low & 0xffff) | (u32)high << 16};
+    }
+    u32* to = words_at(a, step, tile);
+    to[0] = b0, to[1] = b1;
+    if (t == 0) a.factors[(u64)step * 8 * a.tiles + at] = factor;
+}

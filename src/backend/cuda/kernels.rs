@@ -1,0 +1,207 @@
+//! The kernels of a device: from their sources to functions that can be launched, each file when the first of its kernels is needed.
+//!
+//! Machine code is looked for where it costs least: in the pack that the library was built with, in the folder that `METRALE_KERNEL_CACHE` names,
+//! from NVRTC, at last as PTX that the driver compiles. Each is the code of these very sources: packs and caches carry their hash.
+#![allow(unsafe_code)] // calls of the driver
+
+use super::device::Entered;
+use super::launch::Kernel;
+use super::probe::architecture;
+use super::sys::{self, Api, CUfunction, CUmodule};
+use super::{nvrtc, pack};
+use crate::bail;
+use crate::ensure;
+use crate::error::{Error, Kind, Result, reserve};
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+// `SOURCES`: every file under kernels/ by its path there, with its text. `PACK`: the pack, where there was one.
+include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+
+/// Functions of one device.
+pub(super) struct Kernels {
+    capability: (u32, u32),
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    modules: Vec<(&'static str, CUmodule)>,
+    functions: HashMap<Kernel, Function>,
+}
+
+struct Function {
+    raw: CUfunction,
+    /// Bytes of dynamic shared memory that it may be launched with.
+    shared: u32,
+}
+
+/// What a function may use without asking.
+const SHARED: u32 = 48 << 10;
+
+impl Kernels {
+    pub fn new(capability: (u32, u32)) -> Kernels {
+        Kernels { capability, inner: Mutex::default() }
+    }
+
+    /// A kernel that takes `args` bytes, ready for launches with `shared` bytes of dynamic shared memory.
+    pub fn get(&self, at: &Entered<'_>, kernel: Kernel, args: usize, shared: u32) -> Result<CUfunction> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = inner.functions.get_mut(&kernel)
+            && (shared <= function.shared)
+        {
+            return Ok(function.raw);
+        }
+        let raw = match inner.functions.get(&kernel) {
+            Some(function) => function.raw,
+            None => find(&mut inner, self.capability, at, kernel, args)?,
+        };
+        let shared = shared.max(SHARED);
+        if shared > SHARED {
+            let bytes = i32::try_from(shared).unwrap_or(i32::MAX);
+            // SAFETY: a function of a module that stays loaded.
+            let code = unsafe { (at.api().cuFuncSetAttribute)(raw, sys::FUNCTION_DYNAMIC_SHARED, bytes) };
+            at.check(code, kernel.name)?;
+        }
+        inner.functions.insert(kernel, Function { raw, shared });
+        Ok(raw)
+    }
+
+    /// Unloads everything.
+    pub fn unload(&self, api: &Api) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.functions.clear();
+        for (_, module) in inner.modules.drain(..) {
+            // SAFETY: loaded by `find`, and its functions are forgotten.
+            unsafe { (api.cuModuleUnload)(module) };
+        }
+    }
+}
+
+/// Looks a kernel up in its file's module, which is made and loaded if need be.
+fn find(inner: &mut Inner, capability: (u32, u32), at: &Entered<'_>, kernel: Kernel, args: usize) -> Result<CUfunction> {
+    let loaded = inner.modules.iter().find(|(file, _)| *file == kernel.file).map(|(_, module)| *module);
+    let module = match loaded {
+        Some(module) => module,
+        None => {
+            reserve(&mut inner.modules, 1, "the list of kernel modules")?;
+            let module = load(at, kernel.file, capability)?;
+            inner.modules.push((kernel.file, module));
+            module
+        }
+    };
+    let Ok(name) = CString::new(format!("metrale_{}", kernel.name)) else { bail!(Internal, "a kernel's name with NUL") };
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: writes a function; the name ends in NUL.
+    let code = unsafe { (at.api().cuModuleGetFunction)(&mut raw, module, name.as_ptr()) };
+    ensure!(code == 0, Internal, "there is no kernel {} in kernels/{}.cu", kernel.name, kernel.file);
+    if let Some(bytes) = at.api().parameter_bytes(raw) {
+        ensure!(bytes == args, Internal, "kernel {} takes {bytes} bytes of arguments, {args} are handed over", kernel.name);
+    }
+    Ok(raw)
+}
+
+/// A file's module, from the first of its images that the driver takes.
+fn load(at: &Entered<'_>, file: &'static str, capability: (u32, u32)) -> Result<CUmodule> {
+    let text = flat(file)?;
+    let (hash, architecture) = (pack::hash(text.as_bytes()), architecture(capability));
+    let take = |image: &[u8]| {
+        let mut module = std::ptr::null_mut();
+        // SAFETY: an image in memory, with a NUL at its end where it is text; the driver checks and copies it.
+        let code = unsafe { (at.api().cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
+        at.check(code, file).map(|()| module)
+    };
+    let packed = |architecture: &str| PACK.and_then(|bytes| pack::find(bytes, file, architecture, hash));
+    if let Some(module) = packed(&architecture).and_then(|image| take(&image).ok()) {
+        return Ok(module);
+    }
+    let kept = cache_file(file, &architecture, hash);
+    if let Some(module) = kept.as_ref().and_then(|path| std::fs::read(path).ok()).and_then(|image| take(&image).ok()) {
+        return Ok(module);
+    }
+    let compiled = nvrtc::compile(file, &text, &architecture);
+    match compiled.and_then(|image| take(&image).map(|module| (image, module))) {
+        Ok((image, module)) => {
+            if let Some(path) = kept {
+                // A cache that cannot be written to costs the next process time, nothing else.
+                let _ = keep(&path, &image);
+            }
+            Ok(module)
+        }
+        Err(e) if e.kind() == Kind::DeviceUnsupported => match packed("ptx") {
+            Some(image) => take(&image),
+            None => Err(e),
+        },
+        Err(e) => Err(e),
+    }
+}
+
+/// Where a file's machine code is kept between processes, if the host names a folder.
+fn cache_file(file: &str, architecture: &str, hash: u64) -> Option<PathBuf> {
+    let folder = crate::options::kernel_cache()?;
+    Some(folder.join(format!("{file}-{architecture}-{hash:016x}.cubin")))
+}
+
+/// Writes a file whole or not at all.
+fn keep(path: &std::path::Path, image: &[u8]) -> std::io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let whole = path.with_extension(format!("{}.part", std::process::id()));
+    std::fs::write(&whole, image)?;
+    std::fs::rename(&whole, path)
+}
+
+/// The text of a kernel file, with the headers it includes in their places.
+pub fn flat(file: &str) -> Result<String> {
+    let mut out = String::new();
+    let mut seen = Vec::new();
+    include(&format!("{file}.cu"), &mut seen, &mut out)?;
+    Ok(out)
+}
+
+fn include(path: &str, seen: &mut Vec<String>, out: &mut String) -> Result<()> {
+    if seen.iter().any(|known| known == path) {
+        return Ok(());
+    }
+    let (_, text) = SOURCES
+        .iter()
+        .find(|(name, _)| *name == path)
+        .ok_or_else(|| Error::new(Kind::Unsupported, format!("there is no kernel file kernels/{path}")))?;
+    seen.push(path.to_string());
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
+            // Beside the file that includes it, or below kernels/. Twins for the host are left out.
+            let beside = path.rsplit_once('/').map_or(name.to_string(), |(folder, _)| format!("{folder}/{name}"));
+            let found = [beside, name.to_string()].into_iter().find(|p| SOURCES.iter().any(|(known, _)| known == p));
+            if let Some(found) = found {
+                include(&found, seen, out)?;
+            }
+        } else if line != "#pragma once" {
+            out.push_str(line);
+            out.push('\n');
+        }
+    }
+    Ok(())
+}
+
+/// Every kernel file, without extension.
+pub fn files() -> impl Iterator<Item = &'static str> {
+    SOURCES.iter().filter_map(|(name, _)| name.strip_suffix(".cu"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_put_in_once() {
+        let text = flat("norm").unwrap();
+        assert_eq!(text.matches("struct View {").count(), 1);
+        assert_eq!(text.matches("#define DEVICE ").count(), 1);
+        assert!(!text.contains("#include") && !text.contains("#pragma once"));
+        assert!(flat("nothing").is_err() && files().any(|name| name == "norm"));
+    }
+}

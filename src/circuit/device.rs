@@ -1,0 +1,486 @@
+//! Programs on a device: the workspace there, and runs that queue one operation after the other.
+//!
+//! A run of many rows looks at its pause after each few operations and never has more than a few of them queued ahead, so that it leaves off soon
+//! when it shall; it then goes on at the operation that is next. What it leaves of the last rows is a token for each sequence, the one with the
+//! highest logit: the rows themselves stay on the device, behind the sequences' recurrent states.
+//!
+//! A step of one token for each of a few sequences is a graph, captured for a number of sequences and a longest position that are rounded up: kernels
+//! read what there is from the batch. So such a step is a copy, one launch and a copy back.
+#![allow(unsafe_code)] // argument structs, pinned copies
+
+use super::program::{Outcome, Program};
+use crate::backend::cpu::pause::Control;
+use crate::backend::cuda::launch::{Args, Grid, Kernel, Launch};
+use crate::backend::cuda::{Block, Event, Graph, Pinned, Queue, Stream};
+use crate::ensure;
+use crate::error::{Result, reserve, vec_filled};
+use crate::ops::{Batch, BatchPlaces, Gpu, GpuWeight, PAGE, Place, Rows, Segment, Value, Weight, upload};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What programs run in on a device; large enough for any program it is used with.
+pub struct DeviceWorkspace {
+    stream: Arc<Stream>,
+    values: Block,
+    /// The batch as kernels read it.
+    batch: Block,
+    scratch: Block,
+    /// Highest logits: by sequence and chunk, then by sequence.
+    best: Block,
+    found: Pinned,
+    places: BatchPlaces,
+    image: Vec<u8>,
+    sequences: usize,
+    /// The operation to go on with; 0 for none under way.
+    place: usize,
+    /// Ends of the last operations that were queued.
+    ends: Vec<Event>,
+    /// Captured steps.
+    graphs: Vec<(Step, Graph)>,
+    /// Whether steps are captured.
+    captures: bool,
+    /// Spent waiting for the device.
+    waited: Duration,
+}
+
+/// What a graph is captured for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Step {
+    /// Address of the program, which stays where it is as long as its runner.
+    program: usize,
+    sequences: usize,
+    positions: usize,
+    sources: usize,
+    keep: Option<usize>,
+}
+
+/// Graphs that are kept; with more of them, all begin anew.
+const MOST_GRAPHS: usize = 64;
+/// Least positions that a graph is captured for.
+const FEWEST_POSITIONS: usize = 512;
+
+/// Chunks that a row of logits is cut into.
+const CHUNKS: usize = 16;
+/// Operations queued ahead while a run may have to leave off.
+const AHEAD: usize = 4;
+
+const LOGITS: Kernel = Kernel { file: "logits", name: "logits" };
+const LOGITS_BEST: Kernel = Kernel { file: "logits", name: "logits_best" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct LogitsArgs {
+    x: crate::ops::View,
+    batch: u64,
+    parts: u64,
+    best: u64,
+    slots: u32,
+    chunks: u32,
+}
+
+// SAFETY: the struct of kernels/logits.cu.
+unsafe impl Args for LogitsArgs {}
+
+/// Bytes of a `Best`.
+const BEST: usize = 16;
+
+impl DeviceWorkspace {
+    /// For the largest of `programs` and batches with `kv_states` key/value states, whose sequences have at most `context` positions.
+    pub fn new(stream: &Arc<Stream>, programs: &[&Program], kv_states: usize, context: usize) -> Result<DeviceWorkspace> {
+        let device = stream.device();
+        let most = |size: &dyn Fn(&Program) -> usize| programs.iter().map(|p| size(p)).max().unwrap_or(0);
+        let (rows, sequences) = (most(&|p| p.layout().max_rows), most(&|p| p.layout().max_sequences));
+        let places = BatchPlaces::new(rows, sequences, kv_states);
+        Ok(DeviceWorkspace {
+            stream: Arc::clone(stream),
+            values: Block::new(device, most(&Program::workspace_bytes), "workspace")?,
+            batch: Block::new(device, places.bytes(most_pages(sequences, kv_states, context)), "a batch for the device")?,
+            scratch: Block::new(device, most(&|p| p.gpu_scratch_bytes(rounded(context), device.info().processors)), "scratch of operations")?,
+            best: Block::new(device, BEST * sequences * (CHUNKS + 1), "the highest logits")?,
+            found: Pinned::new(device, BEST * sequences, "the highest logits")?,
+            places,
+            image: Vec::new(),
+            sequences,
+            place: 0,
+            ends: (0..AHEAD).map(|_| Event::new(device, false)).collect::<Result<_>>()?,
+            graphs: Vec::new(),
+            captures: true,
+            waited: Duration::ZERO,
+        })
+    }
+
+    /// Bytes of the device that a workspace for these programs takes.
+    pub fn bytes(programs: &[&Program], kv_states: usize, context: usize, processors: usize) -> usize {
+        let most = |size: &dyn Fn(&Program) -> usize| programs.iter().map(|p| size(p)).max().unwrap_or(0);
+        let (rows, sequences) = (most(&|p| p.layout().max_rows), most(&|p| p.layout().max_sequences));
+        let batch = BatchPlaces::new(rows, sequences, kv_states).bytes(most_pages(sequences, kv_states, context));
+        let scratch = most(&|p| p.gpu_scratch_bytes(rounded(context), processors));
+        [most(&Program::workspace_bytes), batch, scratch, BEST * sequences * (CHUNKS + 1)].into_iter().fold(0, usize::saturating_add)
+    }
+
+    /// Time that runs spent waiting for the device, all together.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// Queues every step anew: for programs with operations that copy from memory of the host, which a graph would read again later.
+    pub fn without_graphs(self) -> DeviceWorkspace {
+        DeviceWorkspace { captures: false, ..self }
+    }
+
+    /// Forgets a run that is under way.
+    pub fn restart(&mut self) {
+        self.place = 0;
+    }
+
+    /// Runs a program from where it left off; all that was queued is done when it returns. With `keep`, the number of floats of the recurrent
+    /// slots, its output rows are rows of logits, to be kept behind the sequences' slots.
+    pub fn run(
+        &mut self,
+        program: &Program,
+        batch: &Batch,
+        weights: &[GpuWeight],
+        keep: Option<usize>,
+        control: Control<'_>,
+    ) -> Result<Outcome> {
+        let ran = self.queue(program, batch, weights, keep, control);
+        // Whatever was queued uses memory that its owners may now free.
+        let begun = Instant::now();
+        let ended = self.stream.synchronize();
+        self.waited += begun.elapsed();
+        match ran.and_then(|outcome| ended.map(|()| outcome)) {
+            Ok(Outcome::Suspended) => Ok(Outcome::Suspended),
+            other => {
+                self.place = 0;
+                other
+            }
+        }
+    }
+
+    fn queue(
+        &mut self,
+        program: &Program,
+        batch: &Batch,
+        weights: &[GpuWeight],
+        keep: Option<usize>,
+        control: Control<'_>,
+    ) -> Result<Outcome> {
+        ensure!(self.values.len() >= program.workspace_bytes(), Internal, "the workspace is sized by the largest program");
+        self.places.write(batch, self.batch.address(), &mut self.image)?;
+        ensure!(self.image.len() <= self.batch.len(), Internal, "a batch of more pages than its sequences' context has");
+        self.stream.write(self.batch.address(), &self.image)?;
+        if let (true, 0, Some(step)) = (self.captures, self.place, Step::of(program, batch, keep)) {
+            self.step(program, batch, weights, step)?;
+            return self.find(batch.segments.len(), keep);
+        }
+        let place = self.launches(program, batch, weights, keep, control)?;
+        if place < program.ops().count() {
+            self.place = place;
+            return Ok(Outcome::Suspended);
+        }
+        self.find(batch.segments.len(), keep)
+    }
+
+    /// Queues operations one by one, and what is kept of the last one's rows. Which one is next.
+    fn launches(
+        &self,
+        program: &Program,
+        batch: &Batch,
+        weights: &[GpuWeight],
+        keep: Option<usize>,
+        control: Control<'_>,
+    ) -> Result<usize> {
+        let queue = self.stream.queue()?;
+        let gpu = self.gpu(program, batch, weights, &queue);
+        // A step of few rows is over soon, and nothing may come between its kernels.
+        let watched = batch.tokens.len() > FEW_ROWS || control.has_deadline();
+        let mut queued = 0;
+        let mut failed = Ok(());
+        let place = program.launch(&gpu, self.place, || {
+            if !watched {
+                return false;
+            }
+            let end = &self.ends[queued % AHEAD];
+            // The operation that took this place before is done first.
+            failed = if queued >= AHEAD { end.wait() } else { Ok(()) }.and_then(|()| end.record(&self.stream));
+            queued += 1;
+            failed.is_err() || control.due()
+        })?;
+        failed?;
+        match keep {
+            Some(slots) if place == program.ops().count() => self.keep(program, &gpu, slots)?,
+            _ => {}
+        }
+        Ok(place)
+    }
+
+    fn gpu<'a>(&'a self, program: &'a Program, batch: &'a Batch, weights: &'a [GpuWeight], queue: &'a Queue<'a>) -> Gpu<'a> {
+        Gpu {
+            base: self.values.address(),
+            slots: &program.layout().slots,
+            rows: batch.tokens.len(),
+            segments: batch.segments.len(),
+            batch_at: self.batch.address(),
+            batch,
+            weights,
+            rounds: program.rounds(),
+            stream: queue,
+            scratch: (self.scratch.address(), self.scratch.len()),
+        }
+    }
+
+    /// Queues a step as a graph.
+    fn step(&mut self, program: &Program, batch: &Batch, weights: &[GpuWeight], step: Step) -> Result<()> {
+        if !self.graphs.iter().any(|(known, _)| *known == step) {
+            if self.graphs.len() >= MOST_GRAPHS {
+                self.stream.synchronize()?;
+                self.graphs.clear();
+            }
+            reserve(&mut self.graphs, 1, "the list of graphs")?;
+            let widest = step.widest(&batch.slots, batch.kv_states);
+            let graph = self.stream.capture(|queue| {
+                let gpu = self.gpu(program, &widest, weights, queue);
+                program.launch(&gpu, 0, || false)?;
+                step.keep.map_or(Ok(()), |slots| self.keep(program, &gpu, slots))
+            })?;
+            self.graphs.push((step, graph));
+        }
+        let found = self.graphs.iter_mut().find(|(known, _)| *known == step);
+        found.expect("captured just above").1.launch(&self.stream)
+    }
+
+    /// Queues what is kept of rows of logits.
+    fn keep(&self, program: &Program, gpu: &Gpu<'_>, slots: usize) -> Result<()> {
+        let rows = gpu.rows(program.output());
+        let (parts, best) = self.bests();
+        let x = gpu.view(program.output());
+        let args = LogitsArgs { x, batch: gpu.batch_at(), parts, best, slots: slots as u32, chunks: CHUNKS as u32 };
+        gpu.launch(LOGITS, Grid::new([rows, CHUNKS, 1], 256).early(), &args)?;
+        gpu.launch(LOGITS_BEST, Grid::new([rows, 1, 1], 32).early(), &args)
+    }
+
+    /// Addresses of the highest logits of chunks, and of rows.
+    fn bests(&self) -> (u64, u64) {
+        (self.best.address(), self.best.address() + (BEST * self.sequences * CHUNKS) as u64)
+    }
+
+    /// Queues the copy of the highest logits.
+    fn find(&mut self, rows: usize, keep: Option<usize>) -> Result<Outcome> {
+        if keep.is_some() {
+            let (_, best) = self.bests();
+            // SAFETY: `run` waits before anybody looks.
+            unsafe { self.stream.read_pinned(best, &mut self.found, 0..BEST * rows) }?;
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// The token of the highest logit of a sequence's row, the lowest of several; none where the row holds what is no number, or nothing else
+    /// than minus infinity.
+    pub fn best(&self, sequence: usize) -> Option<i32> {
+        let words = self.found.as_slice()[BEST * sequence..][..BEST].as_chunks::<4>().0;
+        let [token, bad] = [words[1], words[2]].map(u32::from_ne_bytes);
+        (bad == 0 && f32::from_ne_bytes(words[0]) > f32::NEG_INFINITY).then_some(token as i32)
+    }
+
+    /// Rows of a value after a run; `[rows, width]`. For values that were kept.
+    pub fn read(&self, program: &Program, batch: &Batch, value: Value, out: &mut Vec<f32>) -> Result<()> {
+        let slot = program.layout().slots[value.0 as usize];
+        let rows = if slot.rows == Rows::All { batch.tokens.len() } else { batch.segments.len() };
+        out.clear();
+        reserve(out, rows * slot.width, "a copy of a value")?;
+        let mut bytes = vec_filled(4 * rows.saturating_sub(1) * slot.stride + 4 * slot.width, 0u8, "a copy of a value")?;
+        self.stream.read(self.values.address() + slot.offset as u64, &mut bytes)?;
+        for row in 0..rows {
+            let row = &bytes[4 * row * slot.stride..][..4 * slot.width];
+            out.extend(row.as_chunks().0.iter().map(|b| f32::from_ne_bytes(*b)));
+        }
+        Ok(())
+    }
+
+    /// Sets every byte of the workspace: for tests, since values that nobody writes must not matter.
+    pub fn poison(&self) -> Result<()> {
+        let bytes = vec_filled(self.values.len(), 0xffu8, "poison")?;
+        self.stream.write(self.values.address(), &bytes)
+    }
+}
+
+/// Positions that a graph is captured for, for so many.
+fn rounded(positions: usize) -> usize {
+    positions.max(FEWEST_POSITIONS).checked_next_power_of_two().unwrap_or(positions)
+}
+
+impl Step {
+    /// The graph for a batch, if that is one token for each of a few sequences.
+    fn of(program: &Program, batch: &Batch, keep: Option<usize>) -> Option<Step> {
+        let sequences = batch.segments.len();
+        if sequences != batch.tokens.len() || sequences > FEW_ROWS {
+            return None;
+        }
+        let layout = program.layout();
+        let most = |values: &mut dyn Iterator<Item = usize>| rounded(values.max().unwrap_or(0));
+        Some(Step {
+            program: std::ptr::from_ref(program).addr(),
+            sequences: sequences.next_power_of_two().min(layout.max_sequences).min(layout.max_rows),
+            positions: most(&mut batch.segments.iter().map(|s| s.position + 1)),
+            sources: if batch.sources.iter().all(|n| *n == 0) { 0 } else { most(&mut batch.sources.iter().copied()) },
+            keep,
+        })
+    }
+
+    /// The widest batch that the graph is for.
+    fn widest(&self, slots: &Arc<[Range<usize>]>, kv_states: usize) -> Batch {
+        let mut batch = Batch { kv_states, slots: Arc::clone(slots), ..Batch::default() };
+        for index in 0..self.sequences {
+            batch.tokens.push(0);
+            batch.positions.push((self.positions - 1) as u32);
+            batch.segments.push(Segment { rows: index..index + 1, position: self.positions - 1 });
+            batch.sources.push(self.sources);
+        }
+        batch
+    }
+}
+
+/// Rows of a step that is not watched.
+const FEW_ROWS: usize = 64;
+
+fn most_pages(sequences: usize, kv_states: usize, context: usize) -> usize {
+    sequences.saturating_mul(kv_states).saturating_mul(context.div_ceil(PAGE) + 1)
+}
+
+/// Goes through the launches of a program for its largest batch without a device: whether every operation has its kernels. `weights` say how
+/// they are packed; their addresses do not matter.
+pub fn rehearse(program: &Program, weights: &[GpuWeight], kv_states: usize, slots: &Arc<[Range<usize>]>, processors: usize) -> Result<()> {
+    struct Nowhere(usize);
+    impl Launch for Nowhere {
+        fn launch(&self, _: Kernel, _: Grid, _: &[u8]) -> Result<()> {
+            Ok(())
+        }
+        fn write(&self, _: u64, _: &[u8]) -> Result<()> {
+            Ok(())
+        }
+        fn processors(&self) -> usize {
+            self.0
+        }
+    }
+    let layout = program.layout();
+    let (rows, sequences) = (layout.max_rows, layout.max_sequences.min(layout.max_rows));
+    let mut batch = Batch { kv_states, slots: Arc::clone(slots), ..Batch::default() };
+    batch.tokens.resize(rows, 0);
+    batch.positions.resize(rows, 0);
+    // One long sequence and others of one token.
+    for index in 0..sequences {
+        let first = if index == 0 { 0 } else { rows - sequences + index };
+        batch.segments.push(Segment { rows: first..rows - sequences + index + 1, position: 0 });
+        batch.sources.push(0);
+    }
+    let gpu = Gpu {
+        base: 0,
+        slots: &layout.slots,
+        rows,
+        segments: sequences,
+        batch_at: 0,
+        batch: &batch,
+        weights,
+        rounds: program.rounds(),
+        stream: &Nowhere(processors),
+        scratch: (0, usize::MAX),
+    };
+    program.launch(&gpu, 0, || false).map(|_| ())
+}
+
+/// Weights on a device: one block for most of them, and staging to fill it.
+pub struct DeviceWeights {
+    stream: Arc<Stream>,
+    /// As operations see them.
+    pub weights: Vec<GpuWeight>,
+    region: Block,
+    used: usize,
+    /// What did not fit the region.
+    blocks: Vec<Block>,
+    /// Bytes on their way, with the end of the copy that used them last.
+    staging: Vec<(Pinned, Event)>,
+    turn: usize,
+}
+
+/// Every weight starts on a multiple of this.
+const ALIGN: usize = 256;
+/// Bytes that go at once.
+const STAGE: usize = 8 << 20;
+
+impl DeviceWeights {
+    /// None yet, with room for `bytes`.
+    pub fn new(stream: &Arc<Stream>, bytes: usize) -> Result<DeviceWeights> {
+        let device = stream.device();
+        Ok(DeviceWeights {
+            stream: Arc::clone(stream),
+            weights: Vec::new(),
+            region: Block::new(device, bytes, "packed weights")?,
+            used: 0,
+            blocks: Vec::new(),
+            staging: Vec::new(),
+            turn: 0,
+        })
+    }
+
+    /// Bytes of the host's memory that a load uses on the way.
+    pub const STAGING: usize = 2 * STAGE;
+
+    /// What a weight of `len` bytes takes of the room.
+    pub fn room(len: usize) -> usize {
+        len.checked_next_multiple_of(ALIGN).unwrap_or(len)
+    }
+
+    /// Puts one more.
+    pub fn push(&mut self, weight: &Weight) -> Result<()> {
+        let put = upload(weight, self)?;
+        reserve(&mut self.weights, 1, "the list of weights")?;
+        self.weights.push(put);
+        Ok(())
+    }
+
+    /// Waits for the copies and gives up the staging.
+    pub fn finish(&mut self) -> Result<()> {
+        self.stream.synchronize()?;
+        self.staging.clear();
+        Ok(())
+    }
+}
+
+impl Place for DeviceWeights {
+    fn put(&mut self, bytes: &[u8], what: &str) -> Result<u64> {
+        let address = if bytes.len() <= self.region.len() - self.used {
+            let address = self.region.address() + self.used as u64;
+            self.used = (self.used + DeviceWeights::room(bytes.len())).min(self.region.len());
+            address
+        } else {
+            let block = Block::new(self.stream.device(), bytes.len(), what)?;
+            let address = block.address();
+            self.blocks.push(block);
+            address
+        };
+        if self.staging.is_empty() {
+            for _ in 0..2 {
+                let device = self.stream.device();
+                self.staging.push((Pinned::new(device, STAGE, "staging of weights")?, Event::new(device, false)?));
+            }
+        }
+        for (index, piece) in bytes.chunks(STAGE).enumerate() {
+            let (pinned, end) = &mut self.staging[self.turn];
+            self.turn = 1 - self.turn;
+            end.wait()?;
+            pinned.as_mut_slice()[..piece.len()].copy_from_slice(piece);
+            // SAFETY: the bytes are not touched before `end` was waited for.
+            unsafe { self.stream.write_pinned(address + (index * STAGE) as u64, pinned, 0..piece.len()) }?;
+            end.record(&self.stream)?;
+        }
+        Ok(address)
+    }
+}
+
+impl Drop for DeviceWeights {
+    fn drop(&mut self) {
+        // Copies may still read the staging.
+        let _ = self.stream.synchronize();
+    }
+}

@@ -1,0 +1,362 @@
+//! What `linear` launches on a GPU: which kernel takes which shape.
+//!
+//! Few rows read each weight once and multiply in f32, more of them meet it in tensor cores; shapes that those do not take are left to the
+//! simple kernel.
+#![allow(unsafe_code)] // argument structs
+
+use super::linear::Linear;
+use super::{Gpu, LayoutKind, Part, Value, View};
+use crate::backend::cuda::launch::{Args, Grid, Kernel};
+use crate::error::Result;
+
+const LINEAR: Kernel = Kernel { file: "linear", name: "linear" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct LinearArgs {
+    x: View,
+    q: View,
+    y: View,
+    bias: u64,
+    part: Part,
+}
+
+// SAFETY: the struct of kernels/linear.cu.
+unsafe impl Args for LinearArgs {}
+
+/// Parts that a launch takes together.
+const TOGETHER: usize = 4;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct VectorArgs {
+    x: View,
+    q: View,
+    y: View,
+    bias: u64,
+    parts: u32,
+    spare: u32,
+    part: [Part; TOGETHER],
+}
+
+// SAFETY: the struct of kernels/linear_vector.cu.
+unsafe impl Args for VectorArgs {}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PrepareArgs {
+    x: View,
+    q: View,
+    rows: u64,
+    words: u64,
+    factors: u64,
+    exponents: u64,
+    first: u32,
+    cols: u32,
+    tiles: u32,
+    limbs: u32,
+    order: u32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/linear_prepare.cu.
+unsafe impl Args for PrepareArgs {}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct NarrowArgs {
+    y: View,
+    bias: u64,
+    words: u64,
+    factors: u64,
+    exponents: u64,
+    first: u32,
+    limbs: u32,
+    parts: u32,
+    spare: u32,
+    part: [Part; TOGETHER],
+}
+
+// SAFETY: the struct of kernels/linear_narrow.cu.
+unsafe impl Args for NarrowArgs {}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct WideArgs {
+    y: View,
+    bias: u64,
+    words: u64,
+    factors: u64,
+    exponents: u64,
+    first: u32,
+    tiles: u32,
+    limbs: u32,
+    parts: u32,
+    part: [Part; TOGETHER],
+}
+
+// SAFETY: the struct of kernels/linear_wide.cu.
+unsafe impl Args for WideArgs {}
+
+/// Queues the kernels.
+pub(super) fn launch(op: &Linear, gpu: &Gpu<'_>) -> Result<()> {
+    let parts = gpu.parts(op.weight);
+    let mut start = 0;
+    while start < parts.len() {
+        let alike = parts[start..].iter().take(TOGETHER).take_while(|p| format_of(p) == format_of(&parts[start])).count();
+        same_layout(op, gpu, &parts[start..start + alike])?;
+        start += alike;
+    }
+    Ok(())
+}
+
+/// What kernels are made for.
+fn format_of(part: &Part) -> (LayoutKind, u32, u32, [i8; 16]) {
+    (part.kind, part.block, part.min, part.table)
+}
+
+fn panels(parts: &[Part]) -> usize {
+    parts.iter().map(|p| (p.rows as usize).div_ceil(16)).sum()
+}
+
+/// Parts of one layout.
+fn same_layout(op: &Linear, gpu: &Gpu<'_>, parts: &[Part]) -> Result<()> {
+    let rows = gpu.rows(op.y);
+    if !parts[0].cols.is_multiple_of(32) {
+        return simple(op, gpu, parts);
+    }
+    if rows <= FEW || parts[0].kind == LayoutKind::F32 {
+        return vector(op, gpu, parts);
+    }
+    // As many rows at a time as there is room for.
+    let format = Format::of(&parts[0], gpu.rounds());
+    let room = gpu.scratch().1;
+    let mut most = rows.min(SLICE);
+    while format.bytes(parts[0].cols as usize, tiles_for(most)) > room && most > TILE {
+        most = most / 2 / TILE * TILE;
+    }
+    if format.bytes(parts[0].cols as usize, tiles_for(most)) > room {
+        return vector(op, gpu, parts);
+    }
+    (0..rows).step_by(most).try_for_each(|first| slice(op, gpu, parts, &format, first, most.min(rows - first)))
+}
+
+/// Rows that read weights once and multiply in f32.
+const FEW: usize = 4;
+/// Rows of x that a product takes.
+const TILE: usize = 8;
+/// Most rows of the kernel that reads weights straight into tensor cores.
+const NARROW: usize = 32;
+/// Most rows that are prepared at once.
+const SLICE: usize = 2048;
+/// Tiles of the largest block of the kernel for many rows.
+const WIDE_TILES: usize = 32;
+
+/// Tiles that rows are padded to.
+fn tiles_for(rows: usize) -> usize {
+    let tiles = rows.div_ceil(TILE);
+    if tiles <= NARROW / TILE { tiles.next_power_of_two() } else { tiles.next_multiple_of(WIDE_TILES) }
+}
+
+/// Bytes of scratch.
+pub(super) fn scratch(op: &Linear, width: &dyn Fn(Value) -> usize, rows: usize) -> usize {
+    let tiles = tiles_for(rows.clamp(NARROW, SLICE));
+    let need = |value: Value, format: Format| if value.is_some() { format.bytes(width(value), tiles) } else { 0 };
+    let floats = Format { order: Order::Bf16, limbs: 3, integer: false };
+    need(op.x, floats).max(need(op.q, Format { order: Order::I8, limbs: 1, integer: true }))
+}
+
+/// The order of activations that a format's products take: kernels/formats/fragments.cuh.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+enum Order {
+    Bf16,
+    F16,
+    I8,
+    I4,
+    Table,
+}
+
+/// How activations are laid for a layout.
+struct Format {
+    order: Order,
+    /// Pieces that an element is cut into.
+    limbs: usize,
+    integer: bool,
+}
+
+impl Format {
+    fn of(part: &Part, rounds: bool) -> Format {
+        let (order, limbs, integer) = match part.kind {
+            // Three pieces of bfloat16 are all bits of an f32; two of f16 and the row's exponent are nearly all.
+            LayoutKind::F32 | LayoutKind::Bf16 => (Order::Bf16, if rounds { 1 } else { 3 }, false),
+            LayoutKind::F16 => (Order::F16, 2, false),
+            LayoutKind::I8 => (Order::I8, 1, true),
+            LayoutKind::I4 => (Order::I4, 1, true),
+            LayoutKind::Table => (Order::Table, 1, true),
+        };
+        Format { order, limbs, integer }
+    }
+
+    /// Steps of k that are prepared.
+    fn steps(&self, cols: usize) -> usize {
+        if self.integer { cols.div_ceil(32).next_multiple_of(2) } else { cols / 16 }
+    }
+
+    /// Bytes of the words of all steps and limbs.
+    fn word_bytes(&self, cols: usize, tiles: usize) -> usize {
+        self.limbs * self.steps(cols) * tiles * 256
+    }
+
+    /// Bytes in all: words, then factors of blocks or exponents of rows.
+    fn bytes(&self, cols: usize, tiles: usize) -> usize {
+        let more = if self.integer { self.steps(cols) * tiles * TILE * 8 } else { tiles * TILE * 4 };
+        self.word_bytes(cols, tiles) + more
+    }
+}
+
+/// Rows `first ..` of x by tensor cores.
+fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usize, rows: usize) -> Result<()> {
+    let (cols, tiles) = (parts[0].cols as usize, tiles_for(rows));
+    let words = gpu.scratch().0;
+    let after = words + format.word_bytes(cols, tiles) as u64;
+    let (factors, exponents) = match (format.integer, format.order) {
+        (true, _) => (after, 0),
+        (false, Order::F16) => (0, after),
+        (false, _) => (0, 0),
+    };
+    let (x, q, y, bias) = (gpu.view(op.x), gpu.view(op.q), gpu.view(op.y), gpu.vector(op.bias));
+    let first = first as u32;
+    let prepare = PrepareArgs {
+        x,
+        q,
+        rows: y.rows,
+        words,
+        factors,
+        exponents,
+        first,
+        cols: cols as u32,
+        tiles: tiles as u32,
+        limbs: format.limbs as u32,
+        order: format.order as u32,
+        spare: 0,
+    };
+    let named = |name| Kernel { file: "linear_prepare", name };
+    if exponents != 0 {
+        gpu.launch(named("prepare_exponents"), Grid::new([tiles * TILE, 1, 1], 256).early(), &prepare)?;
+    }
+    let kernel = named(if format.integer { "prepare_codes" } else { "prepare_floats" });
+    gpu.launch(kernel, Grid::new([format.steps(cols).div_ceil(8), tiles, 1], 256).early(), &prepare)?;
+    let mut part = [Part::NONE; TOGETHER];
+    part[..parts.len()].copy_from_slice(parts);
+    let (limbs, count) = (format.limbs as u32, parts.len() as u32);
+    let blocks = |panels: usize| -> usize { parts.iter().map(|p| (p.rows as usize).div_ceil(16 * panels)).sum() };
+    let (narrow, wide) = tensor_kernels(&parts[0]);
+    if tiles <= NARROW / TILE {
+        let steps = cols / if format.integer { 32 } else { 16 };
+        let warps = steps.clamp(1, 8);
+        let args = NarrowArgs { y, bias, words, factors, exponents, first, limbs, parts: count, spare: 0, part };
+        let kernel = Kernel { file: "linear_narrow", name: narrow[tiles.ilog2() as usize] };
+        return gpu.launch(kernel, Grid::new([blocks(2), 1, 1], 32 * warps).shared(warps * tiles * 1024).early(), &args);
+    }
+    // Large blocks where they fill the device.
+    let (most, stages) = if format.integer { (WIDE_TILES / 2, 4) } else { (WIDE_TILES, 3) };
+    let large = rows > 64 && rows.div_ceil(most * TILE) * blocks(8) * 10 >= gpu.processors() * 9;
+    let (name, block, stages) = if large { (wide[1], most, stages) } else { (wide[0], 8, 4) };
+    let args = WideArgs { y, bias, words, factors, exponents, first, tiles: tiles as u32, limbs, parts: count, part };
+    let bytes = stages * (8 * stage_bytes(&parts[0]) + block * (512 + if format.integer { 128 } else { 0 }));
+    let grid = Grid::new([rows.div_ceil(block * TILE), blocks(8), 1], 256).shared(bytes).early();
+    gpu.launch(Kernel { file: "linear_wide", name }, grid, &args)
+}
+
+/// Bytes of a panel's two steps.
+fn stage_bytes(part: &Part) -> usize {
+    let scales = if part.block == 16 { 128 } else { 64 } * (1 + part.min as usize);
+    match part.kind {
+        LayoutKind::F32 | LayoutKind::Bf16 | LayoutKind::F16 => 1024,
+        LayoutKind::I8 => 1024 + scales,
+        LayoutKind::I4 | LayoutKind::Table => 512 + scales,
+    }
+}
+
+/// The kernels for 8, 16 and 32 rows, and those for many.
+fn tensor_kernels(part: &Part) -> ([&'static str; 3], [&'static str; 2]) {
+    macro_rules! named {
+        ($name:literal, $large:literal) => {
+            (
+                [concat!("narrow_", $name, "_1"), concat!("narrow_", $name, "_2"), concat!("narrow_", $name, "_4")],
+                [concat!("wide_", $name, "_8"), concat!("wide_", $name, "_", $large)],
+            )
+        };
+    }
+    match (part.kind, part.block, part.min) {
+        (LayoutKind::F32 | LayoutKind::Bf16, ..) => named!("bf16", "32"),
+        (LayoutKind::F16, ..) => named!("f16", "32"),
+        (LayoutKind::I8, 16, 0) => named!("i8_half", "16"),
+        (LayoutKind::I8, 16, _) => named!("i8_half_min", "16"),
+        (LayoutKind::I8, _, 0) => named!("i8", "16"),
+        (LayoutKind::I8, ..) => named!("i8_min", "16"),
+        (LayoutKind::I4, 16, 0) => named!("i4_half", "16"),
+        (LayoutKind::I4, 16, _) => named!("i4_half_min", "16"),
+        (LayoutKind::I4, _, 0) => named!("i4", "16"),
+        (LayoutKind::I4, ..) => named!("i4_min", "16"),
+        (LayoutKind::Table, 16, _) => named!("table_half", "16"),
+        (LayoutKind::Table, ..) => named!("table", "16"),
+    }
+}
+
+/// Any shape.
+fn simple(op: &Linear, gpu: &Gpu<'_>, parts: &[Part]) -> Result<()> {
+    let (x, q, y, bias) = (gpu.view(op.x), gpu.view(op.q), gpu.view(op.y), gpu.vector(op.bias));
+    for &part in parts {
+        let grid = Grid::new([(part.rows as usize).div_ceil(16), gpu.rows(op.y).div_ceil(4), 1], 256).early();
+        gpu.launch(LINEAR, grid, &LinearArgs { x, q, y, bias, part })?;
+    }
+    Ok(())
+}
+
+/// The kernel for one row, and the one for four.
+fn vector_kernels(part: &Part) -> [Kernel; 2] {
+    let named = |names: [&'static str; 2]| names.map(|name| Kernel { file: "linear_vector", name });
+    named(match (part.kind, part.block, part.min) {
+        (LayoutKind::F32, ..) => ["vector_f32_1", "vector_f32_4"],
+        (LayoutKind::Bf16, ..) => ["vector_bf16_1", "vector_bf16_4"],
+        (LayoutKind::F16, ..) => ["vector_f16_1", "vector_f16_4"],
+        (LayoutKind::I8, 16, 0) => ["vector_i8_half_1", "vector_i8_half_4"],
+        (LayoutKind::I8, 16, _) => ["vector_i8_half_min_1", "vector_i8_half_min_4"],
+        (LayoutKind::I8, _, 0) => ["vector_i8_1", "vector_i8_4"],
+        (LayoutKind::I8, ..) => ["vector_i8_min_1", "vector_i8_min_4"],
+        (LayoutKind::I4, 16, 0) => ["vector_i4_half_1", "vector_i4_half_4"],
+        (LayoutKind::I4, 16, _) => ["vector_i4_half_min_1", "vector_i4_half_min_4"],
+        (LayoutKind::I4, _, 0) => ["vector_i4_1", "vector_i4_4"],
+        (LayoutKind::I4, ..) => ["vector_i4_min_1", "vector_i4_min_4"],
+        (LayoutKind::Table, 16, _) => ["vector_table_half_1", "vector_table_half_4"],
+        (LayoutKind::Table, ..) => ["vector_table_1", "vector_table_4"],
+    })
+}
+
+/// Warps that share a panel's `steps`: enough that the device has much on its way, and as even as they come.
+fn warps(steps: usize, panels: usize, processors: usize) -> usize {
+    let most = if panels >= processors { 8 } else { 16 };
+    let rounds = steps.div_ceil(most).max(1);
+    steps.div_ceil(rounds).clamp(1, most)
+}
+
+/// Each weight is read once for up to four rows.
+fn vector(op: &Linear, gpu: &Gpu<'_>, parts: &[Part]) -> Result<()> {
+    let rows = gpu.rows(op.y);
+    let [one, four] = vector_kernels(&parts[0]);
+    let (kernel, together) = if rows == 1 { (one, 1) } else { (four, 4) };
+    let step = match parts[0].kind {
+        LayoutKind::F32 => 8,
+        LayoutKind::Bf16 | LayoutKind::F16 => 16,
+        _ => 256,
+    };
+    let panels = panels(parts);
+    let threads = 32 * warps((parts[0].cols as usize).div_ceil(step), panels, gpu.processors());
+    let mut part = [Part::NONE; TOGETHER];
+    part[..parts.len()].copy_from_slice(parts);
+    let (x, q, y, bias) = (gpu.view(op.x), gpu.view(op.q), gpu.view(op.y), gpu.vector(op.bias));
+    let args = VectorArgs { x, q, y, bias, parts: parts.len() as u32, spare: 0, part };
+    gpu.launch(kernel, Grid::new([panels, rows.div_ceil(together), 1], threads).early(), &args)
+}

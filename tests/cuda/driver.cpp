@@ -1,0 +1,220 @@
+// A libcuda.so.1 for machines without a GPU: the functions that the library uses, around the kernels of shim.hpp. Work is done when it is
+// queued; what a stream captures is done when its graph is launched. Every allocation is one of the system's, so that the address sanitizer sees
+// what lies outside, and holds NaN at first.
+//
+// METRALE_SHIM_MEMORY: bytes of the device (4 GiB). METRALE_SHIM_PROCESSORS: 4. METRALE_SHIM_DEVICES: 1. METRALE_SHIM_FAIL=n: from the n-th
+// launch on everything fails, as on a device that is lost.
+#define FILE_NAME none
+#include "shim.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <vector>
+
+typedef int Result;
+typedef u64 Address;
+enum : Result {
+    OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400,
+    NOT_FOUND = 500, LAUNCH_FAILED = 719, NOT_PERMITTED = 800,
+};
+
+struct Graph {
+    std::vector<std::function<Result()>> nodes;
+};
+struct Stream {
+    Graph* capture;
+};
+struct Module {
+    char file[64];
+};
+struct Config {
+    u32 blocks[3], threads[3], shared;
+    Stream* stream;
+    void* attributes;
+    u32 attribute_count;
+};
+
+static std::recursive_mutex lock;
+static thread_local std::vector<void*> contexts;
+static std::map<Address, size_t> allocations;
+static size_t allocated;
+static u64 launches;
+static bool lost;
+
+static u64 setting(const char* name, u64 otherwise) {
+    const char* text = getenv(name);
+    return text ? strtoull(text, nullptr, 10) : otherwise;
+}
+static u64 total_memory() { return setting("METRALE_SHIM_MEMORY", 4ull << 30); }
+
+// Does it now, or when the graph that the stream captures is launched.
+static Result queue(Stream* stream, std::function<Result()> work) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    if (lost) return LAUNCH_FAILED;
+    if (contexts.empty()) return INVALID_CONTEXT;
+    if (!stream) return INVALID_HANDLE;
+    if (stream->capture) {
+        stream->capture->nodes.push_back(work);
+        return OK;
+    }
+    return work();
+}
+// For calls that no stream may be capturing for, and that need a context.
+static Result here_and_now() { return lost ? LAUNCH_FAILED : contexts.empty() ? INVALID_CONTEXT : OK; }
+
+#define EXPORT extern "C" __attribute__((visibility("default"))) Result
+
+EXPORT cuInit(u32) { return OK; }
+EXPORT cuDriverGetVersion(int* version) { return *version = 12090, OK; }
+EXPORT cuDeviceGetCount(int* count) { return *count = (int)setting("METRALE_SHIM_DEVICES", 1), OK; }
+EXPORT cuDeviceGet(int* device, int ordinal) {
+    if (ordinal < 0 || ordinal >= (int)setting("METRALE_SHIM_DEVICES", 1)) return INVALID_DEVICE;
+    return *device = ordinal, OK;
+}
+EXPORT cuDeviceGetName(char* name, int room, int) { return snprintf(name, room, "kernels on the host"), OK; }
+EXPORT cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = total_memory(), OK; }
+EXPORT cuDeviceGetAttribute(int* value, int attribute, int) {
+    switch (attribute) {
+        case 16: *value = (int)setting("METRALE_SHIM_PROCESSORS", 4); break;
+        case 75: *value = 9; break;
+        case 76: *value = 0; break;
+        case 97: *value = 232448; break;
+        default: *value = 0;
+    }
+    return OK;
+}
+EXPORT cuDevicePrimaryCtxRetain(void** context, int device) { return *context = (void*)(size_t)(device + 1), OK; }
+EXPORT cuDevicePrimaryCtxRelease_v2(int) { return OK; }
+EXPORT cuCtxPushCurrent_v2(void* context) { return contexts.push_back(context), OK; }
+EXPORT cuCtxPopCurrent_v2(void** context) {
+    if (contexts.empty()) return INVALID_CONTEXT;
+    if (context) *context = contexts.back();
+    contexts.pop_back();
+    return OK;
+}
+EXPORT cuMemGetInfo_v2(size_t* free, size_t* total) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    if (Result r = here_and_now()) return r;
+    *total = total_memory();
+    *free = *total - allocated;
+    return OK;
+}
+EXPORT cuMemAlloc_v2(Address* at, size_t bytes) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    if (Result r = here_and_now()) return r;
+    void* p = nullptr;
+    if (bytes == 0) return INVALID_VALUE;
+    if (bytes > total_memory() - allocated || posix_memalign(&p, 256, bytes)) return OUT_OF_MEMORY;
+    memset(p, 0xff, bytes);
+    allocations[(Address)p] = bytes;
+    allocated += bytes;
+    return *at = (Address)p, OK;
+}
+EXPORT cuMemFree_v2(Address at) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    auto found = allocations.find(at);
+    if (found == allocations.end()) return INVALID_VALUE;
+    allocated -= found->second;
+    allocations.erase(found);
+    free((void*)at);
+    return lost ? LAUNCH_FAILED : OK;
+}
+EXPORT cuMemHostAlloc(void** p, size_t bytes, u32) {
+    if (posix_memalign(p, 4096, bytes)) return OUT_OF_MEMORY;
+    memset(*p, 0xff, bytes);
+    return OK;
+}
+EXPORT cuMemFreeHost(void* p) { return free(p), OK; }
+EXPORT cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Stream* stream) {
+    return queue(stream, [=] { return memcpy((void*)to, from, bytes), OK; });
+}
+EXPORT cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, Stream* stream) {
+    return queue(stream, [=] { return memcpy(to, (const void*)from, bytes), OK; });
+}
+EXPORT cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream* stream) {
+    return queue(stream, [=] { return memmove((void*)to, (const void*)from, bytes), OK; });
+}
+EXPORT cuMemsetD8Async(Address to, u8 value, size_t bytes, Stream* stream) {
+    return queue(stream, [=] { return memset((void*)to, value, bytes), OK; });
+}
+
+EXPORT cuStreamCreateWithPriority(Stream** stream, u32, int) { return *stream = new Stream{nullptr}, here_and_now(); }
+EXPORT cuCtxGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, OK; }
+EXPORT cuStreamDestroy_v2(Stream* stream) { return delete stream, OK; }
+EXPORT cuStreamSynchronize(Stream* stream) { return stream->capture ? NOT_PERMITTED : here_and_now(); }
+EXPORT cuStreamQuery(Stream* stream) { return stream->capture ? NOT_PERMITTED : here_and_now(); }
+EXPORT cuStreamWaitEvent(Stream*, void*, u32) { return here_and_now(); }
+EXPORT cuEventCreate(void** event, u32) { return *event = malloc(1), here_and_now(); }
+EXPORT cuEventRecord(void*, Stream*) { return here_and_now(); }
+EXPORT cuEventQuery(void*) { return here_and_now(); }
+EXPORT cuEventSynchronize(void*) { return here_and_now(); }
+EXPORT cuEventElapsedTime(float* milliseconds, void*, void*) { return *milliseconds = 1.0f, here_and_now(); }
+EXPORT cuEventDestroy_v2(void* event) { return free(event), OK; }
+
+EXPORT cuStreamBeginCapture_v2(Stream* stream, int) {
+    if (Result r = here_and_now()) return r;
+    if (stream->capture) return NOT_PERMITTED;
+    return stream->capture = new Graph, OK;
+}
+EXPORT cuStreamEndCapture(Stream* stream, Graph** graph) {
+    *graph = stream->capture;
+    stream->capture = nullptr;
+    return *graph ? here_and_now() : NOT_PERMITTED;
+}
+EXPORT cuGraphInstantiateWithFlags(Graph** made, Graph* graph, u64) { return *made = new Graph(*graph), here_and_now(); }
+EXPORT cuGraphUpload(Graph*, Stream*) { return here_and_now(); }
+EXPORT cuGraphLaunch(Graph* graph, Stream* stream) {
+    return queue(stream, [=] {
+        for (auto& node : graph->nodes)
+            if (Result r = node()) return r;
+        return (Result)OK;
+    });
+}
+EXPORT cuGraphExecDestroy(Graph* graph) { return delete graph, OK; }
+EXPORT cuGraphDestroy(Graph* graph) { return delete graph, OK; }
+
+// An image is what nvrtc.cpp makes: "shim:" and the file's name.
+EXPORT cuModuleLoadData(Module** module, const void* image) {
+    if (Result r = here_and_now()) return r;
+    if (memcmp(image, "shim:", 5)) return INVALID_IMAGE;
+    *module = new Module;
+    snprintf((*module)->file, sizeof (*module)->file, "%s", (const char*)image + 5);
+    return OK;
+}
+EXPORT cuModuleUnload(Module* module) { return delete module, OK; }
+EXPORT cuModuleGetFunction(const shim::Kernel** function, Module* module, const char* name) {
+    const char prefix[] = "metrale_";
+    if (!strncmp(name, prefix, sizeof prefix - 1)) name += sizeof prefix - 1;
+    for (const shim::Kernel* kernel = shim::kernels; kernel; kernel = kernel->next) {
+        if (!strcmp(kernel->name, name) && !strcmp(kernel->file, module->file)) return *function = kernel, OK;
+    }
+    return NOT_FOUND;
+}
+EXPORT cuFuncSetAttribute(const shim::Kernel*, int, int) { return here_and_now(); }
+EXPORT cuFuncGetParamInfo(const shim::Kernel* kernel, size_t index, size_t* offset, size_t* size) {
+    if (index) return INVALID_VALUE;
+    return *offset = 0, *size = kernel->args, OK;
+}
+EXPORT cuLaunchKernelEx(const Config* config, const shim::Kernel* kernel, void** arguments, void**) {
+    const u8* from = (const u8*)arguments[0];
+    std::vector<u8> args(from, from + kernel->args);
+    const u32 *b = config->blocks, *t = config->threads;
+    shim::Dim blocks = {b[0], b[1], b[2]}, threads = {t[0], t[1], t[2]};
+    u32 shared = config->shared;
+    if (blocks.x == 0 || blocks.y == 0 || blocks.z == 0 || blocks.y > 65535 || blocks.z > 65535 || shared > 232448) return INVALID_VALUE;
+    return queue(config->stream, [=] {
+        u64 fails = setting("METRALE_SHIM_FAIL", 0);
+        lost |= fails && ++launches >= fails;
+        lost |= !lost && !shim::launch(*kernel, blocks, threads, shared, args.data());
+        return (Result)(lost ? LAUNCH_FAILED : OK);
+    });
+}
+EXPORT cuGetErrorName(Result code, const char** name) {
+    static thread_local char text[32];
+    snprintf(text, sizeof text, "CUDA_ERROR_%d", code);
+    return *name = text, OK;
+}
+EXPORT cuGetErrorString(Result, const char** text) { return *text = shim::failure[0] ? shim::failure : "an error of the host's kernels", OK; }
