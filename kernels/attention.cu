@@ -1,37 +1,14 @@
 // attention: softmax(mask(softcap(scale q k^T))) v for each query row by itself: what decoding uses, and every row whose keys and values are
 // f32. Prompts take attention_prompt.cu. Definitions: src/ops/attention.rs, src/ops/source_attention.rs.
 //
-// The positions that a row sees are cut into chunks by their number alone, so that a row gives the same bits in every batch. A block takes one
+// The positions that a row sees are cut into chunks by their number and by the batch's width, whatever else is in the batch. A block takes one
 // chunk for up to G query heads that share a key/value head, so that keys and values are read once; chunks are put together in order by
 // `attention_combine`. Bound by the read of keys and values.
-#include "common/rows.cuh"
-
-struct AttentionArgs {
-    View q, y;
-    const Batch* batch;
-    // [heads] or null.
-    const float* sinks;
-    // [rows][heads][chunks] pairs of maximum and sum, then [rows][heads][chunks][value_dim]; not used where there is one chunk.
-    float* partial;
-    Kv kv;
-    u32 state, heads;
-    // 0 for none.
-    u32 window;
-    float scale, softcap;
-    // Chunks that the grid covers: 1, or what the longest row is cut into.
-    u32 chunks;
-    // Rows that `partial` has room for.
-    u32 partial_rows;
-    // 1: all positions of the segment's source are seen; 0: those up to the row's own.
-    u32 source;
-    // Rows of segments with at least as many are left to attention_prompt.cu.
-    u32 most_rows, spare;
-};
+#include "common/attention.cuh"
 
 // Positions that a block takes at a time, and threads of a block.
 static const u32 TILE = 64, THREADS = 128;
 static const u32 MOST_CHUNKS = 64;
-static const float LOWEST = -1e30f;
 
 // What a row sees.
 struct Span {
@@ -48,7 +25,7 @@ DEVICE Span span_of(const AttentionArgs& a, u32 row) {
     s.first = a.window && s.end > a.window ? s.end - a.window : 0;
     s.start = s.first / PAGE * PAGE;
     s.tiles = (s.end - s.start + TILE - 1) / TILE;
-    s.per_chunk = a.chunks == 1 ? s.tiles : (s.tiles + MOST_CHUNKS - 1) / MOST_CHUNKS;
+    s.per_chunk = a.chunks == 1 ? s.tiles : (s.tiles + a.most_chunks - 1) / a.most_chunks;
     return s;
 }
 DEVICE u32 chunks_of(const Span& s) { return s.tiles ? (s.tiles + s.per_chunk - 1) / s.per_chunk : 0; }
@@ -56,7 +33,7 @@ DEVICE u32 chunks_of(const Span& s) { return s.tiles ? (s.tiles + s.per_chunk - 
 // Sums v over the lanes that differ in `mask` and all lower powers of two down to LOW; each lane keeps its share of the sums, N / ways of
 // them, and `at` becomes the index of its first one.
 template <u32 N, u32 LOW> struct Scatter {
-    static MEMBER void sum(float* v, u32 mask, u32& at) {
+    static DEVICE void sum(float* v, u32 mask, u32& at) {
         bool upper = lane() & mask;
 #pragma unroll
         for (u32 i = 0; i < N / 2; i++) {
@@ -68,7 +45,7 @@ template <u32 N, u32 LOW> struct Scatter {
     }
 };
 template <u32 LOW> struct Scatter<1, LOW> {
-    static MEMBER void sum(float* v, u32 mask, u32&) {
+    static DEVICE void sum(float* v, u32 mask, u32&) {
         for (; mask >= LOW; mask /= 2) v[0] += shuffle_xor(v[0], mask);
     }
 };

@@ -30,12 +30,12 @@ DEVICE const Part& part_of(const NarrowArgs& a, u32& pair) {
 // A step of weights of one pair.
 template <class F, bool INTEGER> struct Step {
     typename F::Raw raw;
-    MEMBER void load(const Part&, const u8* panel, u32 step) { raw = F::load(InGlobal{panel + (u64)step * F::BYTES}); }
+    DEVICE void load(const Part&, const u8* panel, u32 step) { raw = F::load(InGlobal{panel + (u64)step * F::BYTES}); }
 };
 template <class F> struct Step<F, true> {
     typename F::Raw raw;
     Words2 scale[F::HALVES], min[F::HALVES];
-    MEMBER void load(const Part&, const u8* panel, u32 step) {
+    DEVICE void load(const Part&, const u8* panel, u32 step) {
         const u8* at = panel + GAINS + (u64)(step / 2) * F::STRETCH;
         raw = F::load(InGlobal{at + F::STRETCH - F::CODES + step % 2 * (F::CODES / 2)});
         const u8* scales = at + step % 2 * (F::SCALES / 2) + lane() / 4 % 4 * 8;
@@ -62,7 +62,7 @@ template <u32 TILES> DEVICE void load_words(const u32* words, u64 step, u32 (&b)
 }
 
 template <class F, u32 TILES, bool INTEGER> struct Meet {
-    static MEMBER void add(const NarrowArgs&, const Part& p, float (&acc)[TILES][2][4], const Step<F, INTEGER>& s, const u32 (&b)[TILES][2], u32) {
+    static DEVICE void add(const NarrowArgs&, const Part& p, float (&acc)[TILES][2][4], const Step<F, INTEGER>& s, const u32 (&b)[TILES][2], u32) {
 #pragma unroll
         for (u32 m = 0; m < 2; m++) {
             u32 w[4];
@@ -73,7 +73,7 @@ template <class F, u32 TILES, bool INTEGER> struct Meet {
     }
 };
 template <class F, u32 TILES> struct Meet<F, TILES, true> {
-    static MEMBER void add(const NarrowArgs& a, const Part& p, float (&acc)[TILES][2][4], const Step<F, true>& s, const u32 (&b)[TILES][2], u32 step) {
+    static DEVICE void add(const NarrowArgs& a, const Part& p, float (&acc)[TILES][2][4], const Step<F, true>& s, const u32 (&b)[TILES][2], u32 step) {
 #pragma unroll
         for (u32 i = 0; i < TILES; i++) {
             Words4 w = load16(a.factors + (u64)step * 8 * TILES + i * 8 + lane() % 4 * 2);

@@ -24,11 +24,11 @@ static const u32 PANELS = 8, WARPS = 8, THREADS = WARPS * 32;
 // Bytes of a stage's panel, in front of whose codes lie its scales.
 template <class F, bool INTEGER> struct Stage {
     static const u32 PANEL = 2 * F::BYTES, FRONT = 0, FACTORS = 0;
-    static MEMBER const u8* from(const u8* panel, u32 stage) { return panel + (u64)stage * PANEL; }
+    static DEVICE const u8* from(const u8* panel, u32 stage) { return panel + (u64)stage * PANEL; }
 };
 template <class F> struct Stage<F, true> {
     static const u32 PANEL = F::STRETCH, FRONT = F::STRETCH - F::CODES, FACTORS = 2 * 64;
-    static MEMBER const u8* from(const u8* panel, u32 stage) { return panel + GAINS + (u64)stage * PANEL; }
+    static DEVICE const u8* from(const u8* panel, u32 stage) { return panel + GAINS + (u64)stage * PANEL; }
 };
 
 template <class F, u32 TILES> struct Sizes {
@@ -67,7 +67,7 @@ template <u32 N> DEVICE void shared_words(const u8* words, u32 (&b)[N][2]) {
 }
 
 template <class F, u32 TILES, u32 P, u32 N, bool INTEGER> struct Multiply {
-    static MEMBER void step(const Part& p, const u8* stage, u32 step, u32 pair, u32 tile, float (&acc)[P][N][2][4]) {
+    static DEVICE void step(const Part& p, const u8* stage, u32 step, u32 pair, u32 tile, float (&acc)[P][N][2][4]) {
         typedef Sizes<F, TILES> Z;
         u32 b[N][2];
         shared_words<N>(stage + Z::A + (step * TILES + tile) * 256, b);
@@ -85,7 +85,7 @@ template <class F, u32 TILES, u32 P, u32 N, bool INTEGER> struct Multiply {
     }
 };
 template <class F, u32 TILES, u32 P, u32 N> struct Multiply<F, TILES, P, N, true> {
-    static MEMBER void step(const Part& p, const u8* stage, u32 step, u32 pair, u32 tile, float (&acc)[P][N][2][4]) {
+    static DEVICE void step(const Part& p, const u8* stage, u32 step, u32 pair, u32 tile, float (&acc)[P][N][2][4]) {
         typedef Sizes<F, TILES> Z;
         u32 b[N][2];
         shared_words<N>(stage + Z::A + (step * TILES + tile) * 256, b);
@@ -184,18 +184,22 @@ template <class F, u32 TILES, u32 ROW_WARPS, u32 STAGES> DEVICE void multiply_wi
         SHARED_BYTES(memory);                                               \
         multiply_wide<__VA_ARGS__, TILES, ROW_WARPS, STAGES>(a, memory);    \
     }
-#define WIDES(name, ...)                     \
+#define FLOATS(name, ...)                    \
     WIDE(name##_8, 8, 4, 4, __VA_ARGS__)     \
     WIDE(name##_32, 32, 2, 3, __VA_ARGS__)
-WIDES(wide_bf16, Bf16Fragments)
-WIDES(wide_f16, F16Fragments)
-WIDES(wide_i8, IntegerFragments<LAYOUT_I8, false, false>)
-WIDES(wide_i8_half, IntegerFragments<LAYOUT_I8, true, false>)
-WIDES(wide_i8_min, IntegerFragments<LAYOUT_I8, false, true>)
-WIDES(wide_i8_half_min, IntegerFragments<LAYOUT_I8, true, true>)
-WIDES(wide_i4, IntegerFragments<LAYOUT_I4, false, false>)
-WIDES(wide_i4_half, IntegerFragments<LAYOUT_I4, true, false>)
-WIDES(wide_i4_min, IntegerFragments<LAYOUT_I4, false, true>)
-WIDES(wide_i4_half_min, IntegerFragments<LAYOUT_I4, true, true>)
-WIDES(wide_table, IntegerFragments<LAYOUT_TABLE, false, false>)
-WIDES(wide_table_half, IntegerFragments<LAYOUT_TABLE, true, false>)
+// Blocks of integers are scaled in registers, which larger tiles do not leave room for.
+#define INTEGERS(name, ...)                  \
+    WIDE(name##_8, 8, 4, 4, __VA_ARGS__)     \
+    WIDE(name##_16, 16, 2, 4, __VA_ARGS__)
+FLOATS(wide_bf16, Bf16Fragments)
+FLOATS(wide_f16, F16Fragments)
+INTEGERS(wide_i8, IntegerFragments<LAYOUT_I8, false, false>)
+INTEGERS(wide_i8_half, IntegerFragments<LAYOUT_I8, true, false>)
+INTEGERS(wide_i8_min, IntegerFragments<LAYOUT_I8, false, true>)
+INTEGERS(wide_i8_half_min, IntegerFragments<LAYOUT_I8, true, true>)
+INTEGERS(wide_i4, IntegerFragments<LAYOUT_I4, false, false>)
+INTEGERS(wide_i4_half, IntegerFragments<LAYOUT_I4, true, false>)
+INTEGERS(wide_i4_min, IntegerFragments<LAYOUT_I4, false, true>)
+INTEGERS(wide_i4_half_min, IntegerFragments<LAYOUT_I4, true, true>)
+INTEGERS(wide_table, IntegerFragments<LAYOUT_TABLE, false, false>)
+INTEGERS(wide_table_half, IntegerFragments<LAYOUT_TABLE, true, false>)

@@ -1,5 +1,5 @@
 // norm: y = norm(x) over each run of `group` elements of a row; src/ops/norm.rs has the definition.
-#include "common/frame.cuh"
+#include "common/rows.cuh"
 
 struct NormArgs {
     View x, y;
@@ -17,8 +17,9 @@ struct NormArgs {
 // Grid: (rows, groups of a row); a block norms one group.
 KERNEL_OF(256, norm, NormArgs) {
     SHARED float scratch[33];
-    u32 row = blockIdx.x, start = blockIdx.y * a.group;
-    if (row >= *a.x.rows) return;
+    u32 row = blockIdx.x, start = blockIdx.y * a.group, rows = *a.x.rows;
+    begin();
+    if (row >= rows) return;
     const float* x = a.x.data + (u64)row * a.x.stride + start;
     float* y = a.y.data + (u64)row * a.y.stride + start;
     float mean = 0.0f;

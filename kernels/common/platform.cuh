@@ -14,8 +14,6 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #define DEVICE __device__ __forceinline__
-// As DEVICE, for functions of a struct.
-#define MEMBER __device__ __forceinline__
 // A kernel takes one struct by value: the same fields as its Rust twin. Its name for the driver is `metrale_` and its own, since some of those
 // (norm, round) are the compiler's functions.
 #define KERNEL(name, Args) extern "C" __global__ void metrale_##name(const __grid_constant__ Args a)

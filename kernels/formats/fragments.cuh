@@ -13,14 +13,14 @@
 // twice.
 struct InGlobal {
     const u8* at;
-    MEMBER Words4 wide(u32 byte) const { return load_once(at + byte); }
-    MEMBER Words2 narrow(u32 byte) const { return load8(at + byte); }
+    DEVICE Words4 wide(u32 byte) const { return load_once(at + byte); }
+    DEVICE Words2 narrow(u32 byte) const { return load8(at + byte); }
 };
 DEVICE u32 swapped(u32 chunk) { return chunk ^ (chunk & 8) >> 2; }
 struct InShared {
     const u8* at;
-    MEMBER Words4 wide(u32 byte) const { return load16(at + swapped(byte / 16) * 16); }
-    MEMBER Words2 narrow(u32 byte) const { return load8(at + swapped(byte / 16) * 16 + byte % 16); }
+    DEVICE Words4 wide(u32 byte) const { return load16(at + swapped(byte / 16) * 16); }
+    DEVICE Words2 narrow(u32 byte) const { return load8(at + swapped(byte / 16) * 16 + byte % 16); }
 };
 
 // Order of k's in activations, see linear_prepare.cu.
@@ -32,15 +32,15 @@ struct Bf16Fragments {
     };
     static const u32 STEP = 16, BYTES = 512;
     static const bool INTEGER = false;
-    template <class M> static MEMBER Raw load(const M& m) {
+    template <class M> static DEVICE Raw load(const M& m) {
         u32 at = lane() % 4 * 64 + lane() / 4 % 4 * 16;
         Words4 low = m.wide(at), high = m.wide(at + 256);
         return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
     }
-    static MEMBER void a(const Part&, const Raw& r, u32 m, u32 (&a)[4]) {
+    static DEVICE void a(const Part&, const Raw& r, u32 m, u32 (&a)[4]) {
         a[0] = r.w[2 * m], a[1] = r.w[2 * m + 1], a[2] = r.w[4 + 2 * m], a[3] = r.w[5 + 2 * m];
     }
-    static MEMBER void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(c, a, b0, b1); }
+    static DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(c, a, b0, b1); }
 };
 
 struct F16Fragments {
@@ -49,15 +49,15 @@ struct F16Fragments {
     };
     static const u32 STEP = 16, BYTES = 512;
     static const bool INTEGER = false;
-    template <class M> static MEMBER Raw load(const M& m) {
+    template <class M> static DEVICE Raw load(const M& m) {
         u32 at = lane() % 4 * 64 + lane() / 4 % 4 * 8;
         return {{m.narrow(at), m.narrow(at + 32), m.narrow(at + 256), m.narrow(at + 288)}};
     }
-    static MEMBER void a(const Part&, const Raw& r, u32 m, u32 (&a)[4]) {
+    static DEVICE void a(const Part&, const Raw& r, u32 m, u32 (&a)[4]) {
         u32 k0 = m ? r.w[0].y : r.w[0].x, k1 = m ? r.w[1].y : r.w[1].x, k8 = m ? r.w[2].y : r.w[2].x, k9 = m ? r.w[3].y : r.w[3].x;
         a[0] = permute(k0, k1, 0x5410), a[1] = permute(k0, k1, 0x7632), a[2] = permute(k8, k9, 0x5410), a[3] = permute(k8, k9, 0x7632);
     }
-    static MEMBER void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_f16(c, a, b0, b1); }
+    static DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_f16(c, a, b0, b1); }
 };
 
 // As IntegerLines. Codes of a 32-block meet in one product, or in one for each half.
@@ -72,7 +72,7 @@ template <LayoutKind KIND, bool IS_HALF, bool HAS_MIN> struct IntegerFragments {
     // What was added to codes.
     static const i32 BIAS = KIND == LAYOUT_I8 ? 128 : KIND == LAYOUT_I4 && !HAS_MIN ? 8 : 0;
     static const u32 SCALES = Lines::SCALES, CODES = Lines::CODES, STRETCH = Lines::STRETCH;
-    template <class M> static MEMBER Raw load(const M& m) {
+    template <class M> static DEVICE Raw load(const M& m) {
         u32 at = lane() % 4 * 64 + lane() / 4 % 4 * 16;
         Words4 low = m.wide(at);
         Raw r = {{low.x, low.y, low.z, low.w}};
@@ -82,7 +82,7 @@ template <LayoutKind KIND, bool IS_HALF, bool HAS_MIN> struct IntegerFragments {
         }
         return r;
     }
-    static MEMBER void a(const Part& p, const Raw& r, u32 m, u32 (&a)[4]) {
+    static DEVICE void a(const Part& p, const Raw& r, u32 m, u32 (&a)[4]) {
         if (KIND == LAYOUT_I8) {
             a[0] = r.w[2 * m], a[1] = r.w[2 * m + 1], a[2] = r.w[WORDS - 4 + 2 * m], a[3] = r.w[WORDS - 3 + 2 * m];
         } else if (KIND == LAYOUT_I4) {
@@ -93,12 +93,12 @@ template <LayoutKind KIND, bool IS_HALF, bool HAS_MIN> struct IntegerFragments {
             Lines::look_up(p, r.w[2 * m + 1], a[1], a[3]);
         }
     }
-    static MEMBER void multiply(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    static DEVICE void multiply(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         if (KIND == LAYOUT_TABLE) mma_s8s8(c, a, b0, b1);
         else mma_u8s8(c, a, b0, b1);
     }
     // Which words of activations meet half `h`: those of the other are taken as 0.
-    static MEMBER void half(u32 h, u32& b0, u32& b1) {
+    static DEVICE void half(u32 h, u32& b0, u32& b1) {
         if (KIND == LAYOUT_I8) {
             if (h) b0 = 0;
             else b1 = 0;
@@ -112,8 +112,8 @@ template <LayoutKind KIND, bool IS_HALF, bool HAS_MIN> struct IntegerFragments {
 struct BlockFactor {
     float scale;
     u32 sums;
-    MEMBER i32 low() const { return (i32)(sums << 16) >> 16; }
-    MEMBER i32 high() const { return (i32)sums >> 16; }
+    DEVICE i32 low() const { return (i32)(sums << 16) >> 16; }
+    DEVICE i32 high() const { return (i32)sums >> 16; }
 };
 
 // An integer in -2^22 .. 2^22 that was added to the bits of 1.5 * 2^23.

@@ -27,10 +27,10 @@ struct F32Lines {
     };
     typedef FloatRows X;
     static const u32 STEP = 8, ROWS = 4;
-    static MEMBER constexpr u32 ahead(u32) { return 8; }
+    static DEVICE constexpr u32 ahead(u32) { return 8; }
     static const bool INTEGER = false;
-    static MEMBER W load(const Part&, const u8* panel, u32 step) { return {load_once(panel + (u64)step * 512 + lane() * 16)}; }
-    template <u32 R> static MEMBER void add(float (&acc)[R][4], const Part&, const W& w, const X& x, u32 step, u32 count) {
+    static DEVICE W load(const Part&, const u8* panel, u32 step) { return {load_once(panel + (u64)step * 512 + lane() * 16)}; }
+    template <u32 R> static DEVICE void add(float (&acc)[R][4], const Part&, const W& w, const X& x, u32 step, u32 count) {
         const u32 words[4] = {w.w.x, w.w.y, w.w.z, w.w.w};
         u32 k = step * STEP + lane() / 4;
 #pragma unroll
@@ -49,10 +49,10 @@ struct Bf16Lines {
     };
     typedef FloatRows X;
     static const u32 STEP = 16, ROWS = 4;
-    static MEMBER constexpr u32 ahead(u32) { return 8; }
+    static DEVICE constexpr u32 ahead(u32) { return 8; }
     static const bool INTEGER = false;
-    static MEMBER W load(const Part&, const u8* panel, u32 step) { return {load_once(panel + (u64)step * 512 + lane() * 16)}; }
-    template <u32 R> static MEMBER void add(float (&acc)[R][4], const Part&, const W& w, const X& x, u32 step, u32 count) {
+    static DEVICE W load(const Part&, const u8* panel, u32 step) { return {load_once(panel + (u64)step * 512 + lane() * 16)}; }
+    template <u32 R> static DEVICE void add(float (&acc)[R][4], const Part&, const W& w, const X& x, u32 step, u32 count) {
         const u32 words[4] = {w.w.x, w.w.y, w.w.z, w.w.w};
         u32 k = step * STEP + lane() / 4 * 2;
 #pragma unroll
@@ -74,10 +74,10 @@ struct F16Lines {
     };
     typedef FloatRows X;
     static const u32 STEP = 16, ROWS = 8;
-    static MEMBER constexpr u32 ahead(u32) { return 8; }
+    static DEVICE constexpr u32 ahead(u32) { return 8; }
     static const bool INTEGER = false;
-    static MEMBER W load(const Part&, const u8* panel, u32 step) { return {load_once(panel + (u64)step * 512 + lane() * 16)}; }
-    template <u32 R> static MEMBER void add(float (&acc)[R][8], const Part&, const W& w, const X& x, u32 step, u32 count) {
+    static DEVICE W load(const Part&, const u8* panel, u32 step) { return {load_once(panel + (u64)step * 512 + lane() * 16)}; }
+    template <u32 R> static DEVICE void add(float (&acc)[R][8], const Part&, const W& w, const X& x, u32 step, u32 count) {
         const u32 words[4] = {w.w.x, w.w.y, w.w.z, w.w.w};
         u32 k = step * STEP + lane() / 2;
 #pragma unroll
@@ -109,12 +109,12 @@ template <LayoutKind KIND, bool HALF, bool MIN> struct IntegerLines {
     };
     typedef Q8Rows X;
     static const u32 STEP = 256, ROWS = 4;
-    static MEMBER constexpr u32 ahead(u32 rows) { return rows > 1 ? 1 : 2; }
+    static DEVICE constexpr u32 ahead(u32 rows) { return rows > 1 ? 1 : 2; }
     static const bool INTEGER = true;
     // Bytes of scales and of codes in a stretch of 64 k's, and all of it.
     static const u32 SCALES = HALF ? 128 : 64, CODES = GROUPS * 128, STRETCH = CODES + SCALES * (MIN ? 2 : 1);
 
-    static MEMBER W load(const Part& p, const u8* panel, u32 step) {
+    static DEVICE W load(const Part& p, const u8* panel, u32 step) {
         W w = {};
         u32 block = step * 8 + lane() / 4, quad = lane() % 4;
         if (block >= p.cols / 32) return w;
@@ -131,9 +131,9 @@ template <LayoutKind KIND, bool HALF, bool MIN> struct IntegerLines {
         return w;
     }
 
-    static MEMBER float factor(const Words2& w, u32 j) { return j % 2 ? high_f16(j < 2 ? w.x : w.y) : low_f16(j < 2 ? w.x : w.y); }
+    static DEVICE float factor(const Words2& w, u32 j) { return j % 2 ? high_f16(j < 2 ? w.x : w.y) : low_f16(j < 2 ? w.x : w.y); }
 
-    template <u32 R> static MEMBER void add(float (&acc)[R][4], const Part& p, const W& w, const X& x, u32 step, u32 count) {
+    template <u32 R> static DEVICE void add(float (&acc)[R][4], const Part& p, const W& w, const X& x, u32 step, u32 count) {
         u32 block = step * 8 + lane() / 4;
         if (block >= p.cols / 32) return;
 #pragma unroll
@@ -161,7 +161,7 @@ template <LayoutKind KIND, bool HALF, bool MIN> struct IntegerLines {
     }
 
     // The exact sum of a row's products, over half `h` of the block or over all of it.
-    static MEMBER i32 dots(const Part& p, const W& w, const u32 (&v)[8], u32 j, u32 h, i32 sum) {
+    static DEVICE i32 dots(const Part& p, const W& w, const u32 (&v)[8], u32 j, u32 h, i32 sum) {
         const u32 COUNT = GROUPS / HALVES;
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) {
@@ -183,7 +183,7 @@ template <LayoutKind KIND, bool HALF, bool MIN> struct IntegerLines {
     }
 
     // What eight 4-bit codes of a word stand for: `even` those of k = 0, 4, 1, 5, `odd` those of k = 2, 6, 3, 7.
-    static MEMBER void look_up(const Part& p, u32 word, u32& even, u32& odd) {
+    static DEVICE void look_up(const Part& p, u32 word, u32& even, u32& odd) {
         const u32* table = (const u32*)p.table;
         u32 choose = word & 0x77777777, upper = (word & 0x88888888) >> 1;
         u32 low = permute(table[0], table[1], choose), high = permute(table[2], table[3], choose);

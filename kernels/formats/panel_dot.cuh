@@ -183,7 +183,7 @@ template <class Format, class In, u32 N> DEVICE void panel_sums(const u8* panel,
         for (u32 r = 0; r < Format::ROWS; r++) sum[n][r] = 0.0f;
     }
     u32 stretches = (p.cols + Format::K - 1) / Format::K;
-#pragma unroll 2
+#pragma unroll (N == 1 ? 4 : 1)
     for (u32 s = warp; s < stretches; s += warps) Format().step(panel, p, s, in, sum);
     for (u32 n = 0; n < N; n++) {
         for (u32 r = 0; r < Format::ROWS; r++) {

@@ -38,6 +38,8 @@ pub struct DeviceWorkspace {
     ends: Vec<Event>,
     /// Captured steps.
     graphs: Vec<(Step, Graph)>,
+    /// Whether steps are captured.
+    captures: bool,
     /// Spent waiting for the device.
     waited: Duration,
 }
@@ -103,6 +105,7 @@ impl DeviceWorkspace {
             place: 0,
             ends: (0..AHEAD).map(|_| Event::new(device, false)).collect::<Result<_>>()?,
             graphs: Vec::new(),
+            captures: true,
             waited: Duration::ZERO,
         })
     }
@@ -119,6 +122,11 @@ impl DeviceWorkspace {
     /// Time that runs spent waiting for the device, all together.
     pub fn waited(&self) -> Duration {
         self.waited
+    }
+
+    /// Queues every step anew: for programs with operations that copy from memory of the host, which a graph would read again later.
+    pub fn without_graphs(self) -> DeviceWorkspace {
+        DeviceWorkspace { captures: false, ..self }
     }
 
     /// Forgets a run that is under way.
@@ -162,7 +170,7 @@ impl DeviceWorkspace {
         self.places.write(batch, self.batch.address(), &mut self.image)?;
         ensure!(self.image.len() <= self.batch.len(), Internal, "a batch of more pages than its sequences' context has");
         self.stream.write(self.batch.address(), &self.image)?;
-        if let (0, Some(step)) = (self.place, Step::of(program, batch, keep)) {
+        if let (true, 0, Some(step)) = (self.captures, self.place, Step::of(program, batch, keep)) {
             self.step(program, batch, weights, step)?;
             return self.find(batch.segments.len(), keep);
         }

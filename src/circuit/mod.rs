@@ -8,6 +8,7 @@
 mod device;
 mod dump;
 mod fuse;
+mod fuse_device;
 mod layout;
 mod lower;
 mod program;
@@ -17,6 +18,7 @@ mod tape;
 pub use device::{DeviceWeights, DeviceWorkspace, rehearse};
 pub use dump::explain;
 pub use fuse::{RULES, Rule, fuse};
+pub use fuse_device::fuse_for_device;
 pub use layout::Layout;
 pub use lower::{Needs, lower};
 pub use program::{Outcome, Program, Progress, Workspace};

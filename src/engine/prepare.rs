@@ -9,7 +9,7 @@ use crate::backend::cpu::available_threads;
 use crate::backend::cpu::pack::{LANES, Layout, Packed};
 use crate::backend::cuda::Device;
 use crate::cache::{PagePool, StateLayout};
-use crate::circuit::{Circuit, DeviceWeights, DeviceWorkspace, Needs, Node, Program, Tape, fuse, lower, rehearse};
+use crate::circuit::{Circuit, DeviceWeights, DeviceWorkspace, Needs, Node, Program, Tape, fuse, fuse_for_device, lower, rehearse};
 use crate::error::{Error, Kind, Result, reserve};
 use crate::families::loader_for_config;
 use crate::layers::{Config, RopeParameters};
@@ -200,6 +200,9 @@ impl Prepared {
         lower(&mut circuit, &|id| self.needs(id));
         if !plain {
             fuse(&mut circuit);
+            if self.device.is_some() {
+                fuse_for_device(&mut circuit);
+            }
         }
         Ok(circuit)
     }
@@ -231,6 +234,9 @@ impl Prepared {
         circuit.rounds = self.compute == Compute::Fast;
         lower(&mut circuit, &|id| self.needs(id));
         fuse(&mut circuit);
+        if self.device.is_some() {
+            fuse_for_device(&mut circuit);
+        }
         Ok(Some(Program::new(circuit, self.shapes().most_rows(), 1, &[])?))
     }
 

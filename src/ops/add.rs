@@ -134,7 +134,7 @@ impl Op for AddNorm {
         let (a, b, sum, y) = (gpu.view(self.a), gpu.view(self.b), gpu.view(self.sum), gpu.view(self.y));
         let args = AddNormArgs { a, b, sum, y, weight: gpu.vector(Some(self.weight)), eps: self.eps, spare: 0 };
         let threads = gpu.width(self.y).div_ceil(4).next_multiple_of(32).clamp(32, 1024);
-        gpu.launch(ADD_NORM, Grid::new([gpu.rows(self.y), 1, 1], threads), &args)
+        gpu.launch(ADD_NORM, Grid::new([gpu.rows(self.y), 1, 1], threads).early(), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

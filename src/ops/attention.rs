@@ -72,7 +72,7 @@ impl CacheWrite {
 ///
 /// # Safety
 /// They are inside the page, and nobody else touches them now.
-unsafe fn store(frame: &Frame<'_>, page: *mut u8, at: usize, step: usize, dtype: KvType, x: &[f32]) {
+pub(super) unsafe fn store(frame: &Frame<'_>, page: *mut u8, at: usize, step: usize, dtype: KvType, x: &[f32]) {
     const CHUNK: usize = 64;
     let mut halves = [0u16; CHUNK];
     for (chunk, x) in x.chunks(CHUNK).enumerate() {

@@ -243,10 +243,10 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     };
     let named = |name| Kernel { file: "linear_prepare", name };
     if exponents != 0 {
-        gpu.launch(named("prepare_exponents"), Grid::new([tiles * TILE, 1, 1], 256), &prepare)?;
+        gpu.launch(named("prepare_exponents"), Grid::new([tiles * TILE, 1, 1], 256).early(), &prepare)?;
     }
     let kernel = named(if format.integer { "prepare_codes" } else { "prepare_floats" });
-    gpu.launch(kernel, Grid::new([format.steps(cols).div_ceil(8), tiles, 1], 256), &prepare)?;
+    gpu.launch(kernel, Grid::new([format.steps(cols).div_ceil(8), tiles, 1], 256).early(), &prepare)?;
     let mut part = [Part::NONE; TOGETHER];
     part[..parts.len()].copy_from_slice(parts);
     let (limbs, count) = (format.limbs as u32, parts.len() as u32);
@@ -257,14 +257,15 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
         let warps = steps.clamp(1, 8);
         let args = NarrowArgs { y, bias, words, factors, exponents, first, limbs, parts: count, spare: 0, part };
         let kernel = Kernel { file: "linear_narrow", name: narrow[tiles.ilog2() as usize] };
-        return gpu.launch(kernel, Grid::new([blocks(2), 1, 1], 32 * warps).shared(warps * tiles * 1024), &args);
+        return gpu.launch(kernel, Grid::new([blocks(2), 1, 1], 32 * warps).shared(warps * tiles * 1024).early(), &args);
     }
     // Large blocks where they fill the device.
-    let large = rows > 64 && rows.div_ceil(WIDE_TILES * TILE) * blocks(8) * 10 >= gpu.processors() * 9;
-    let (name, block, stages) = if large { (wide[1], WIDE_TILES, 3) } else { (wide[0], 8, 4) };
+    let (most, stages) = if format.integer { (WIDE_TILES / 2, 4) } else { (WIDE_TILES, 3) };
+    let large = rows > 64 && rows.div_ceil(most * TILE) * blocks(8) * 10 >= gpu.processors() * 9;
+    let (name, block, stages) = if large { (wide[1], most, stages) } else { (wide[0], 8, 4) };
     let args = WideArgs { y, bias, words, factors, exponents, first, tiles: tiles as u32, limbs, parts: count, part };
     let bytes = stages * (8 * stage_bytes(&parts[0]) + block * (512 + if format.integer { 128 } else { 0 }));
-    let grid = Grid::new([rows.div_ceil(block * TILE), blocks(8), 1], 256).shared(bytes);
+    let grid = Grid::new([rows.div_ceil(block * TILE), blocks(8), 1], 256).shared(bytes).early();
     gpu.launch(Kernel { file: "linear_wide", name }, grid, &args)
 }
 
@@ -281,26 +282,26 @@ fn stage_bytes(part: &Part) -> usize {
 /// The kernels for 8, 16 and 32 rows, and those for many.
 fn tensor_kernels(part: &Part) -> ([&'static str; 3], [&'static str; 2]) {
     macro_rules! named {
-        ($name:literal) => {
+        ($name:literal, $large:literal) => {
             (
                 [concat!("narrow_", $name, "_1"), concat!("narrow_", $name, "_2"), concat!("narrow_", $name, "_4")],
-                [concat!("wide_", $name, "_8"), concat!("wide_", $name, "_32")],
+                [concat!("wide_", $name, "_8"), concat!("wide_", $name, "_", $large)],
             )
         };
     }
     match (part.kind, part.block, part.min) {
-        (LayoutKind::F32 | LayoutKind::Bf16, ..) => named!("bf16"),
-        (LayoutKind::F16, ..) => named!("f16"),
-        (LayoutKind::I8, 16, 0) => named!("i8_half"),
-        (LayoutKind::I8, 16, _) => named!("i8_half_min"),
-        (LayoutKind::I8, _, 0) => named!("i8"),
-        (LayoutKind::I8, ..) => named!("i8_min"),
-        (LayoutKind::I4, 16, 0) => named!("i4_half"),
-        (LayoutKind::I4, 16, _) => named!("i4_half_min"),
-        (LayoutKind::I4, _, 0) => named!("i4"),
-        (LayoutKind::I4, ..) => named!("i4_min"),
-        (LayoutKind::Table, 16, _) => named!("table_half"),
-        (LayoutKind::Table, ..) => named!("table"),
+        (LayoutKind::F32 | LayoutKind::Bf16, ..) => named!("bf16", "32"),
+        (LayoutKind::F16, ..) => named!("f16", "32"),
+        (LayoutKind::I8, 16, 0) => named!("i8_half", "16"),
+        (LayoutKind::I8, 16, _) => named!("i8_half_min", "16"),
+        (LayoutKind::I8, _, 0) => named!("i8", "16"),
+        (LayoutKind::I8, ..) => named!("i8_min", "16"),
+        (LayoutKind::I4, 16, 0) => named!("i4_half", "16"),
+        (LayoutKind::I4, 16, _) => named!("i4_half_min", "16"),
+        (LayoutKind::I4, _, 0) => named!("i4", "16"),
+        (LayoutKind::I4, ..) => named!("i4_min", "16"),
+        (LayoutKind::Table, 16, _) => named!("table_half", "16"),
+        (LayoutKind::Table, ..) => named!("table", "16"),
     }
 }
 
@@ -308,7 +309,7 @@ fn tensor_kernels(part: &Part) -> ([&'static str; 3], [&'static str; 2]) {
 fn simple(op: &Linear, gpu: &Gpu<'_>, parts: &[Part]) -> Result<()> {
     let (x, q, y, bias) = (gpu.view(op.x), gpu.view(op.q), gpu.view(op.y), gpu.vector(op.bias));
     for &part in parts {
-        let grid = Grid::new([(part.rows as usize).div_ceil(16), gpu.rows(op.y).div_ceil(4), 1], 256);
+        let grid = Grid::new([(part.rows as usize).div_ceil(16), gpu.rows(op.y).div_ceil(4), 1], 256).early();
         gpu.launch(LINEAR, grid, &LinearArgs { x, q, y, bias, part })?;
     }
     Ok(())
@@ -336,7 +337,7 @@ fn vector_kernels(part: &Part) -> [Kernel; 2] {
 
 /// Warps that share a panel's `steps`: enough that the device has much on its way, and as even as they come.
 fn warps(steps: usize, panels: usize, processors: usize) -> usize {
-    let most = if panels >= 2 * processors { 8 } else { 16 };
+    let most = if panels >= processors { 8 } else { 16 };
     let rounds = steps.div_ceil(most).max(1);
     steps.div_ceil(rounds).clamp(1, most)
 }
@@ -357,5 +358,5 @@ fn vector(op: &Linear, gpu: &Gpu<'_>, parts: &[Part]) -> Result<()> {
     part[..parts.len()].copy_from_slice(parts);
     let (x, q, y, bias) = (gpu.view(op.x), gpu.view(op.q), gpu.view(op.y), gpu.vector(op.bias));
     let args = VectorArgs { x, q, y, bias, parts: parts.len() as u32, spare: 0, part };
-    gpu.launch(kernel, Grid::new([panels, rows.div_ceil(together), 1], threads), &args)
+    gpu.launch(kernel, Grid::new([panels, rows.div_ceil(together), 1], threads).early(), &args)
 }

@@ -124,7 +124,7 @@ impl Op for Norm {
             spare: 0,
         };
         let threads = group.next_multiple_of(32).min(256);
-        gpu.launch(NORM, Grid::new([gpu.rows(self.y), width / group, 1], threads), &args)
+        gpu.launch(NORM, Grid::new([gpu.rows(self.y), width / group, 1], threads).early(), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

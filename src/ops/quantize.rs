@@ -44,7 +44,7 @@ impl Op for Quantize {
     fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
         let args = QuantizeArgs { x: gpu.view(self.x), y: gpu.view(self.y) };
         let blocks = gpu.width(self.y) / Q8_BLOCK;
-        gpu.launch(QUANTIZE, Grid::new([gpu.rows(self.y), blocks.div_ceil(8), 1], blocks.clamp(1, 8) * 32), &args)
+        gpu.launch(QUANTIZE, Grid::new([gpu.rows(self.y), blocks.div_ceil(8), 1], blocks.clamp(1, 8) * 32).early(), &args)
     }
 
     fn solo(&self, frame: &Frame<'_>) -> bool {
@@ -67,7 +67,7 @@ impl Op for Quantize {
 }
 
 /// The definition: nearest code, half to even; a block of zeros has scale 0; what is not finite makes the scale NaN.
-fn quantize_row(x: &[f32], blocks: &mut [Q8Block]) {
+pub(super) fn quantize_row(x: &[f32], blocks: &mut [Q8Block]) {
     for (block, x) in blocks.iter_mut().zip(x.chunks(Q8_BLOCK)) {
         let most = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
         let finite = x.iter().all(|v| v.is_finite());

@@ -77,7 +77,7 @@ impl Op for RopeTable {
         let (y, frequencies) = (gpu.view(self.y), gpu.vector(Some(self.frequencies)));
         let threads = (gpu.width(self.y) / 2).next_multiple_of(32).clamp(32, 256);
         let args = RopeTableArgs { y, batch: gpu.batch_at(), frequencies, factor: self.factor, spare: 0 };
-        gpu.launch(ROPE_TABLE, Grid::new([gpu.rows(self.y), 1, 1], threads), &args)
+        gpu.launch(ROPE_TABLE, Grid::new([gpu.rows(self.y), 1, 1], threads).early(), &args)
     }
 
     op_by_row!(8);

@@ -1,7 +1,8 @@
-//! Attention of each query row by itself on a GPU: what `attention` and `source_attention` launch (kernels/attention.cu).
+//! What `attention` and `source_attention` launch on a GPU: rows of short segments one by one (kernels/attention.cu), those of long ones in
+//! tiles on tensor cores (kernels/attention_prompt.cu).
 #![allow(unsafe_code)] // argument structs
 
-use super::{Gpu, Kv, KvSpec, KvType, StateId, Value, View, WeightId};
+use super::{Gpu, Kv, KvSpec, KvType, PAGE, StateId, Value, View, WeightId};
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 
@@ -33,36 +34,56 @@ const COMBINE: Kernel = kernel("attention_combine");
 const TILE: usize = 64;
 const THREADS: usize = 128;
 const MOST_CHUNKS: usize = 64;
+/// As in kernels/attention_prompt.cu.
+const PROMPT_WARPS: usize = 4;
+const PROMPT_QUERIES: usize = 64;
+/// Rows from which on a segment is taken in tiles.
+const PROMPT_ROWS: usize = 8;
+/// Elements of the widest keys and values that tiles are made for.
+const WIDEST: usize = 256;
+/// Bytes of shared memory that a block may have on every device.
+const MOST_SHARED: usize = 99 << 10;
 /// Most rows whose positions are cut into chunks: more fill the device by themselves.
 const FEW_ROWS: usize = 64;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(super) struct AttentionArgs {
-    pub q: View,
-    pub y: View,
-    pub batch: u64,
-    pub sinks: u64,
-    pub partial: u64,
-    pub kv: Kv,
-    pub state: u32,
-    pub heads: u32,
-    pub window: u32,
-    pub scale: f32,
-    pub softcap: f32,
-    pub chunks: u32,
-    pub partial_rows: u32,
-    pub source: u32,
-    pub most_rows: u32,
-    pub spare: u32,
+struct AttentionArgs {
+    q: View,
+    y: View,
+    batch: u64,
+    sinks: u64,
+    partial: u64,
+    kv: Kv,
+    state: u32,
+    heads: u32,
+    window: u32,
+    scale: f32,
+    softcap: f32,
+    chunks: u32,
+    partial_rows: u32,
+    source: u32,
+    most_rows: u32,
+    stages: u32,
+    most_chunks: u32,
+    spare: u32,
 }
 
 // SAFETY: the struct of kernels/attention.cu.
 unsafe impl Args for AttentionArgs {}
 
-/// Chunks that `positions` are cut into at most; the first tile may begin before the first one that is seen.
-fn chunks(positions: usize) -> usize {
-    (positions.div_ceil(TILE) + 1).min(MOST_CHUNKS)
+/// Chunks that a row's positions are cut into at most: many rows fill the device with few each, and a captured grid has all of them.
+fn most_chunks(rows: usize) -> usize {
+    match rows {
+        ..=4 => MOST_CHUNKS,
+        ..=16 => MOST_CHUNKS / 4,
+        _ => MOST_CHUNKS / 8,
+    }
+}
+
+/// Chunks that `positions` are cut into; the first tile may begin before the first one that is seen.
+fn chunks(positions: usize, rows: usize) -> usize {
+    (positions.div_ceil(TILE) + 1).min(most_chunks(rows))
 }
 
 fn partial_bytes(rows: usize, heads: usize, spec: &KvSpec, chunks: usize) -> usize {
@@ -72,11 +93,11 @@ fn partial_bytes(rows: usize, heads: usize, spec: &KvSpec, chunks: usize) -> usi
 impl RowAttention {
     /// Bytes for the chunks' results.
     pub fn scratch(rows: usize, heads: usize, spec: &KvSpec, context: usize) -> usize {
-        partial_bytes(rows.min(FEW_ROWS), heads, spec, chunks(context))
+        (1..=rows.min(FEW_ROWS)).map(|rows| partial_bytes(rows, heads, spec, chunks(context, rows))).max().unwrap_or(0)
     }
 
     /// The arguments, for rows of segments shorter than `most_rows`.
-    pub fn args(&self, gpu: &Gpu<'_>, chunks: usize, most_rows: u32) -> AttentionArgs {
+    fn args(&self, gpu: &Gpu<'_>, chunks: usize, most_rows: u32) -> AttentionArgs {
         AttentionArgs {
             q: gpu.view(self.q),
             y: gpu.view(self.y),
@@ -93,6 +114,8 @@ impl RowAttention {
             partial_rows: gpu.rows(self.y) as u32,
             source: u32::from(self.source),
             most_rows,
+            stages: 0,
+            most_chunks: most_chunks(gpu.rows(self.y)) as u32,
             spare: 0,
         }
     }
@@ -110,13 +133,48 @@ impl RowAttention {
 
     /// Queues the kernels for all rows.
     pub fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
-        self.launch_for(gpu, u32::MAX)
+        let (spec, group) = (&self.spec, self.heads / self.spec.heads);
+        let fits = spec.dtype == KvType::F16 && spec.key_dim.is_multiple_of(16) && spec.value_dim.is_multiple_of(8);
+        if !fits || spec.key_dim.max(spec.value_dim) > WIDEST || group > PROMPT_QUERIES {
+            return self.short(gpu, u32::MAX);
+        }
+        let lengths = || gpu.batch.segments.iter().map(|s| s.rows.len());
+        let tiles: usize = lengths().filter(|n| *n >= PROMPT_ROWS).map(|n| n.div_ceil(PROMPT_QUERIES / group)).sum();
+        if tiles == 0 {
+            return self.short(gpu, u32::MAX);
+        }
+        self.long(gpu, tiles)?;
+        if lengths().all(|n| n >= PROMPT_ROWS) {
+            return Ok(());
+        }
+        self.short(gpu, PROMPT_ROWS as u32)
+    }
+
+    /// Queues the kernel for segments of at least [`PROMPT_ROWS`] rows, which make `tiles`.
+    fn long(&self, gpu: &Gpu<'_>, tiles: usize) -> Result<()> {
+        let spec = &self.spec;
+        let fast = gpu.rounds();
+        let limbs = if fast { 1 } else { 2 };
+        let queries = PROMPT_WARPS * spec.key_dim / 16 * limbs * 512 + PROMPT_QUERIES * 4;
+        let tile = PAGE * 2 * (spec.key_dim + spec.value_dim.next_multiple_of(64));
+        let stages = if queries + 2 * tile <= MOST_SHARED { 2 } else { 1 };
+        let name = match (spec.value_dim, fast) {
+            (..=64, false) => "attention_prompt_64",
+            (..=64, true) => "attention_prompt_64_fast",
+            (..=128, false) => "attention_prompt_128",
+            (..=128, true) => "attention_prompt_128_fast",
+            (_, false) => "attention_prompt_256",
+            (_, true) => "attention_prompt_256_fast",
+        };
+        let args = AttentionArgs { stages, ..self.args(gpu, 1, PROMPT_ROWS as u32) };
+        let grid = Grid::new([tiles, spec.heads, 1], PROMPT_WARPS * 32).shared(queries + stages as usize * tile).early();
+        gpu.launch(Kernel { file: "attention_prompt", name }, grid, &args)
     }
 
     /// Queues the kernels for rows of segments shorter than `most_rows`.
-    pub fn launch_for(&self, gpu: &Gpu<'_>, most_rows: u32) -> Result<()> {
+    fn short(&self, gpu: &Gpu<'_>, most_rows: u32) -> Result<()> {
         let (rows, spec) = (gpu.rows(self.y), &self.spec);
-        let mut chunks = if rows <= FEW_ROWS { chunks(self.longest(gpu)) } else { 1 };
+        let mut chunks = if rows <= FEW_ROWS { chunks(self.longest(gpu), rows) } else { 1 };
         if partial_bytes(rows, self.heads, spec, chunks) > gpu.scratch().1 {
             chunks = 1;
         }
@@ -129,13 +187,13 @@ impl RowAttention {
         let elements = if half { 8 } else { 4 };
         let shares = THREADS / spec.value_dim.div_ceil(elements);
         let shared = 4 * (together * (spec.key_dim + 2 * TILE + 3) + shares * spec.value_dim);
-        let grid = Grid::new([chunks, spec.heads * group.div_ceil(together), rows], THREADS).shared(shared);
+        let grid = Grid::new([chunks, spec.heads * group.div_ceil(together), rows], THREADS).shared(shared).early();
         let args = self.args(gpu, chunks, most_rows);
         gpu.launch(kernel, grid, &args)?;
         if chunks == 1 {
             return Ok(());
         }
         let threads = spec.value_dim.next_multiple_of(32).clamp(MOST_CHUNKS, 256);
-        gpu.launch(COMBINE, Grid::new([self.heads, rows, 1], threads), &args)
+        gpu.launch(COMBINE, Grid::new([self.heads, rows, 1], threads).early(), &args)
     }
 }

@@ -116,8 +116,6 @@ template <class C, class Element> void product(C (&c)[4], const u32 (&a)[4], u32
 
 // Kernel files are compiled inside an unnamed namespace, so that none of their names meet.
 #define DEVICE __attribute__((unused)) inline
-// As DEVICE, for functions of a struct.
-#define MEMBER inline
 #define SHIM_STRING_(x) #x
 #define SHIM_STRING(x) SHIM_STRING_(x)
 #define SHIM_JOIN_(a, b) a##b

@@ -6,7 +6,7 @@ use metrale::backend::cpu::pause::Control;
 use metrale::backend::cpu::pool::Pool;
 use metrale::backend::cuda::Stream;
 use metrale::cache::{LayerPages, PagePool, SequenceState, StateLayout, StatePool};
-use metrale::circuit::{Needs, Program, Progress, Tape, Workspace, lower};
+use metrale::circuit::{Needs, Program, Progress, Tape, Workspace, fuse_for_device, lower};
 use metrale::error::Result;
 use metrale::ops::*;
 use metrale::weights::{Declarations, Role, Source};
@@ -116,12 +116,22 @@ pub fn compare(
             (_, Role::Vector { .. }) => Weight::Vector(random(spec.cols, 900 + i as u64).iter().map(|v| 1.0 + 0.5 * v).collect()),
             (_, role) => {
                 let matrix = |e: usize| {
-                    let mut packed = Packed::new(layout, spec.rows, spec.cols).unwrap();
-                    let values = random(spec.rows * spec.cols, 500 + i as u64 + 31 * e as u64);
-                    for (panel, rows) in packed.panels_mut().zip(values.chunks(LANES * spec.cols)) {
-                        fill(layout, spec.cols, panel, rows);
+                    let mut values = random(spec.rows * spec.cols, 500 + i as u64 + 31 * e as u64);
+                    // A table of ids holds whole numbers from 0 on.
+                    if matches!(&spec.source, Source::Tensors(parts) if parts[0].tensor == "ids") {
+                        values.iter_mut().for_each(|v| *v = ((*v + 1.0) * 12.0).floor());
                     }
-                    Matrix { parts: vec![packed] }
+                    // Large ones in two parts, of which the second begins in the middle of a panel of the whole.
+                    let first = if spec.rows >= 100 { 60 } else { spec.rows };
+                    let part = |values: &[f32]| {
+                        let mut packed = Packed::new(layout, values.len() / spec.cols, spec.cols).unwrap();
+                        for (panel, rows) in packed.panels_mut().zip(values.chunks(LANES * spec.cols)) {
+                            fill(layout, spec.cols, panel, rows);
+                        }
+                        packed
+                    };
+                    let (head, tail) = values.split_at(first * spec.cols);
+                    Matrix { parts: [head, tail].into_iter().filter(|values| !values.is_empty()).map(part).collect() }
                 };
                 match role {
                     Role::Experts => Weight::Experts((0..spec.experts()).map(matrix).collect()),
@@ -134,6 +144,11 @@ pub fn compare(
     let output = record(&mut Bench { t: &mut tape, seed: 1 }, &ids);
     let mut circuit = tape.finish(output).unwrap_or_else(|e| panic!("{name}: {e}"));
     lower(&mut circuit, &|_| Needs { f32: !layout.is_integer(), q8: layout.is_integer() });
+    fuse_for_device(&mut circuit);
+    if let Some(fused) = name.strip_prefix("fused ") {
+        let fused = fused.split(' ').next().unwrap();
+        assert!(circuit.nodes.iter().any(|node| node.op.name() == fused), "{name}: the circuit has no such operation");
+    }
     let mut program = Program::new(circuit, 64, 4, &[]).unwrap();
     let stream = device().map(|device| Arc::new(Stream::new(device, false).unwrap()));
     let pool = Pool::new(3).unwrap();

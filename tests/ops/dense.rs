@@ -118,6 +118,45 @@ fn embeddings_and_rotations() {
 }
 
 #[test]
+fn fused_for_devices() {
+    let spec = KvSpec { heads: 2, key_dim: 16, value_dim: 16, dtype: KvType::F16 };
+    let declare = move |d: &mut Declarations| {
+        d.kv(spec);
+        vec![d.vector("q", 16, 0.0).0, d.vector("k", 16, 0.0).0, d.constant("f", vec![1.0, 0.3, 0.1, 0.01]).0]
+    };
+    for (normed, style) in [(true, RopeStyle::Halves), (false, RopeStyle::Pairs)] {
+        compare(&format!("fused heads {style:?}"), declare, Layout::F32, 1e-5, |b, w| {
+            let (q, k, v) = (b.given(64), b.given(32), b.given(32));
+            let table = b.t.op(RopeTable { frequencies: WeightId(w[2]), factor: 1.1, y: Value::NONE });
+            let mut turned = |x, weight| {
+                let weight = Some(WeightId(weight));
+                let norm = Norm { kind: NormKind::Rms, x, weight, bias: None, group: 16, eps: 1e-5, y: Value::NONE };
+                let x = if normed { b.t.op(norm) } else { x };
+                b.t.op(Rope { x, table, head_dim: 16, style, y: Value::NONE })
+            };
+            let (q, k) = (turned(q, w[0]), turned(k, w[1]));
+            let state = StateId(0);
+            b.t.record(CacheWrite { k, v, state, spec });
+            let (window, softcap, sinks) = (None, None, None);
+            b.t.op(ops::Attention { q, state, spec, heads: 4, scale: 0.25, window, softcap, sinks, y: Value::NONE })
+        });
+    }
+    // Seen through a product. A code differs where the last bit of what is rounded does.
+    let layout = Layout::I8 { block: 32, min: false };
+    let declare = |d: &mut Declarations| vec![d.matrix("w", 40, 1088).0, d.vector("n", 1088, 0.0).0];
+    compare("fused add_norm_quantize", declare, layout, 2e-3, |b, w| {
+        let (x, y) = (b.given(1088), b.given(1088));
+        let x = b.t.record(AddNorm { a: x, b: y, weight: WeightId(w[1]), eps: 1e-5, sum: Value::NONE, y: Value::NONE })[1];
+        b.t.op(ops::Linear { x, q: Value::NONE, weight: WeightId(w[0]), bias: None, y: Value::NONE })
+    });
+    compare("fused act_quantize", declare, layout, 2e-3, |b, w| {
+        let (gate, up) = (b.given_size(1088, 6.0), b.given(1088));
+        let x = b.t.op(ActMul { act: Activation::Silu, gate, up, y: Value::NONE });
+        b.t.op(ops::Linear { x, q: Value::NONE, weight: WeightId(w[0]), bias: None, y: Value::NONE })
+    });
+}
+
+#[test]
 fn attention() {
     for dtype in [KvType::F32, KvType::F16] {
         for (heads, kv_heads, dim, window, softcap, sinks) in [

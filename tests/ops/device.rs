@@ -43,7 +43,8 @@ impl OnDevice {
         OnDevice {
             stream: Arc::clone(stream),
             weights: put,
-            workspace: DeviceWorkspace::new(stream, &[program], kinds, 256).unwrap(),
+            // Cases write their inputs as an operation.
+            workspace: DeviceWorkspace::new(stream, &[program], kinds, 256).unwrap().without_graphs(),
             specs: d.kv.clone(),
             pages: (0..sequences).map(|_| (0..kinds).map(|_| Vec::new()).collect()).collect(),
             lists: vec![vec![Vec::new(); kinds]; sequences],

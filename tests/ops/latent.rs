@@ -56,6 +56,9 @@ fn rows_that_all_heads_share() {
     for dtype in [KvType::F32, KvType::F16] {
         for (heads, width, value_dim, window, every, sinks) in
             [(3, 40, 32, None, None, false), (10, 48, 48, Some(9), Some(4), true), (1, 16, 16, Some(1), Some(1), true)]
+                .into_iter()
+                // Widths of published models, and the widest there is a kernel for.
+                .chain([(2, 300, 256, None, None, false), (2, 576, 512, Some(9), Some(4), true), (3, 1000, 1000, Some(5), None, false)])
         {
             let declare = move |d: &mut Declarations| {
                 records(d, width, 1, dtype);
@@ -112,6 +115,40 @@ fn indexers() {
             })
         });
     }
+}
+
+/// Positions of a window, and the best of pooled rows.
+#[test]
+fn attention_over_selected_pooled_rows() {
+    let (width, every, top_k) = (24, 3, 4);
+    let declare = move |d: &mut Declarations| {
+        records(d, width, every, KvType::F32);
+        records(d, 16, 1, KvType::F32);
+        records(d, 16, every, KvType::F32);
+        Vec::new()
+    };
+    compare("selected pooled rows", declare, Layout::F32, 1e-5, |b, _| {
+        let (index_q, weights, key) = (b.given(2 * width), b.given(2), b.given(width));
+        let place = |state, width, every| Records { state: StateId(state), width, every, dtype: KvType::F32 };
+        let (q, k, pooled) = (b.given(5 * 16), b.given(16), b.given(16));
+        for (x, records) in [(key, place(0, width, every)), (k, place(1, 16, 1)), (pooled, place(2, 16, every))] {
+            b.t.record(RecordWrite { x, records });
+        }
+        let indexer = Indexer { q: index_q, weights, keys: place(0, width, every) };
+        let selection = b.t.op(IndexSelect { indexer, top_k, blocks: Value::NONE, block: 0, positions: false, y: Value::NONE });
+        b.t.op(SharedAttention {
+            q,
+            heads: 5,
+            records: place(1, 16, 1),
+            window: Some(6),
+            selection: Value::NONE,
+            pooled: Some(Pooled { records: place(2, 16, every), selection }),
+            value_dim: 16,
+            scale: 1.5,
+            sinks: None,
+            y: Value::NONE,
+        })
+    });
 }
 
 #[test]
@@ -294,8 +331,9 @@ fn attention_over_a_source() {
 /// An indexer over means of blocks, and attention over the positions it names.
 #[test]
 fn attention_over_selected_positions() {
-    for (heads, kv_heads, dtype) in [(4, 2, KvType::F32), (18, 1, KvType::F32), (2, 2, KvType::F16)] {
-        let (dim, every, top_k) = (20, 4, 3);
+    let narrow = [(4, 2, 20, KvType::F32), (18, 1, 20, KvType::F32), (2, 2, 20, KvType::F16)];
+    for (heads, kv_heads, dim, dtype) in narrow.into_iter().chain([(3, 1, 150, KvType::F32), (2, 1, 300, KvType::F16)]) {
+        let (every, top_k) = (4, 3);
         let sizes = [(2 * kv_heads * dim, 1, dtype), (16, 1, KvType::F32), (16, every, KvType::F32)];
         let place = |i: usize| Records { state: StateId(i as u32), width: sizes[i].0, every: sizes[i].1, dtype: sizes[i].2 };
         let declare = move |d: &mut Declarations| {
@@ -304,7 +342,7 @@ fn attention_over_selected_positions() {
             }
             Vec::new()
         };
-        compare(&format!("selected_attention {heads}/{kv_heads} {dtype:?}"), declare, Layout::F32, 1e-5, |b, _| {
+        compare(&format!("selected_attention {heads}/{kv_heads} {dim} {dtype:?}"), declare, Layout::F32, 1e-5, |b, _| {
             let (q, kv, index_q, key) = (b.given(heads * dim), b.given(2 * kv_heads * dim), b.given(5 * 16), b.given(16));
             b.t.record(RecordWrite { x: kv, records: place(0) });
             b.t.record(RecordWrite { x: key, records: place(1) });

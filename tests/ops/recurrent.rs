@@ -52,11 +52,18 @@ fn regrouped_columns() {
         let pieces = vec![Piece { first: 1, width: 3, stride: 20, count: 3 }, Piece { first: 40, width: 20, stride: 0, count: 1 }];
         b.t.op(Regroup { x, pieces, y: Value::NONE })
     });
+    compare("regroup in many pieces", none, Layout::F32, 0.0, |b, _| {
+        let x = b.given(60);
+        let pieces = (0..20).map(|i| Piece { first: 57 - 3 * i, width: 1 + i % 3, stride: 0, count: 1 }).collect();
+        b.t.op(Regroup { x, pieces, y: Value::NONE })
+    });
 }
 
 #[test]
 fn delta_rules() {
-    for (key_heads, heads, key_dim, value_dim, gates) in [(2, 4, 24, 20, 1), (3, 3, 16, 32, 16), (1, 2, 33, 7, 1)] {
+    for (key_heads, heads, key_dim, value_dim, gates) in
+        [(2, 4, 24, 20, 1), (3, 3, 16, 32, 16), (1, 2, 33, 7, 1), (1, 1, 128, 40, 128), (1, 1, 200, 16, 1)]
+    {
         let declare = move |d: &mut Declarations| {
             d.slot("state", ops::DeltaRule::slot_elements(heads, key_dim, value_dim).unwrap());
             vec![d.vector("a", heads, 0.0).0, d.vector("b", heads * gates, 0.0).0]
@@ -79,7 +86,9 @@ fn delta_rules() {
 
 #[test]
 fn state_spaces() {
-    for (heads, groups, channels, depth, limit) in [(6, 2, 20, 12, (0.0, f32::INFINITY)), (2, 1, 16, 33, (0.1, 2.0))] {
+    for (heads, groups, channels, depth, limit) in
+        [(6, 2, 20, 12, (0.0, f32::INFINITY)), (2, 1, 16, 33, (0.1, 2.0)), (1, 1, 40, 128, (0.0, 1.0)), (1, 1, 16, 200, (0.0, 1.0))]
+    {
         let declare = move |d: &mut Declarations| {
             d.slot("state", ops::Mamba2::slot_elements(heads, channels, depth).unwrap());
             ["a", "d", "t"].map(|name| d.vector(name, heads, 0.0).0).to_vec()

@@ -41,6 +41,41 @@ fn routes() {
     }
 }
 
+/// Experts that a table names for each token, some of them beyond those there are.
+#[test]
+fn routes_by_token() {
+    for (normalize, top_k) in [(true, 3), (false, 1)] {
+        let declare = |d: &mut Declarations| vec![d.matrix("ids", 32, top_k).0];
+        compare(&format!("hash_route {top_k}"), declare, Layout::F32, 2e-6, |b, w| {
+            let logits = b.given_size(20, 4.0);
+            b.t.op(HashRoute { logits, table: WeightId(w[0]), normalize, scale: 1.5, y: Value::NONE })
+        });
+    }
+}
+
+/// Every format, in shapes that are small: the last columns are half a stretch.
+#[test]
+fn experts_of_every_format() {
+    let table = std::array::from_fn(|i| (i as i8 - 8) * 9);
+    let integers = [16, 32].into_iter().flat_map(|block| {
+        let min = [false, true].into_iter();
+        let codes = min.flat_map(move |min| [Layout::I8 { block, min }, Layout::I4 { block, min }]);
+        codes.chain([Layout::I4Table { block, table }])
+    });
+    for layout in [Layout::F16].into_iter().chain(integers) {
+        let (experts, slots, cols) = (3, 2, 96);
+        let declare = move |d: &mut Declarations| {
+            let matrices = (0..experts).map(|e| vec![Part::whole(format!("{e}"), 20)]).collect::<Vec<_>>();
+            vec![d.experts("w", matrices, cols).0]
+        };
+        compare(&format!("experts of {layout:?}"), declare, layout, if layout.is_integer() { 1e-2 } else { 5e-6 }, |b, w| {
+            let (x, logits) = (b.given(cols), b.given_size(experts, 3.0));
+            let route = b.t.op(Route { logits, top_k: slots, ..routers(experts)[0].clone() });
+            b.t.op(ExpertLinear { x, q: Value::NONE, route, weight: WeightId(w[0]), bias: None, slots, y: Value::NONE })
+        });
+    }
+}
+
 /// Routed products with inputs shared by the slots and of their own, with and without bias, with ids that no expert has; put together
 /// with a gated shared expert.
 #[test]

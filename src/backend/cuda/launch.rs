@@ -33,10 +33,10 @@ impl Grid {
         Grid { blocks: blocks.map(narrow), threads: narrow(threads), shared: 0, early: false }
     }
 
-    /// For kernels that walk over columns: a block takes four columns a thread of one row.
+    /// For kernels that walk over columns and begin early: a block takes four columns a thread of one row.
     pub fn columns(rows: usize, width: usize) -> Grid {
         let threads = width.div_ceil(4).next_multiple_of(32).clamp(32, 256);
-        Grid::new([rows, width.div_ceil(4 * threads), 1], threads)
+        Grid::new([rows, width.div_ceil(4 * threads), 1], threads).early()
     }
 
     /// For kernels with a thread for each column of each row, in blocks of at most `threads`.
