@@ -174,6 +174,9 @@
 // The processor.
 #define METRALE_DEVICE_CPU 1
 
+// An NVIDIA device.
+#define METRALE_DEVICE_CUDA 2
+
 // The shape of this header: the upper 16 bits change when old hosts stop working, the lower when something is added.
 #define METRALE_ABI_VERSION 65536
 
@@ -220,17 +223,18 @@ typedef struct {
     size_t struct_size;
     // `METRALE_DEVICE_*`.
     uint32_t kind;
-    // Processors the calling thread may use, by its affinity mask and control groups.
+    // Processors the calling thread may use, by its affinity mask and control groups; of an NVIDIA device its multiprocessors.
     uint32_t threads;
-    // Bytes this process may take in all; 0 where the system does not say.
+    // Bytes this process may take in all; 0 where the system does not say. Of an NVIDIA device its memory.
     uint64_t memory_total;
     // Bytes it may still take.
     uint64_t memory_free;
     // The maker's name of the device: NUL-terminated, lives as long as the library, as the next ones do.
     const char *name;
-    // The kernels in use: `"scalar"`, `"avx2"` or `"avx512"`.
+    // The kernels in use: `"scalar"`, `"avx2"` or `"avx512"`; of an NVIDIA device the architecture they are made for: `"sm_90a"`.
     const char *kernels;
-    // Instruction sets found, parted by spaces: `"avx2 fma f16c"`. Empty for a processor without any that are used.
+    // Instruction sets found, parted by spaces: `"avx2 fma f16c"`. Empty for a processor without any that are used, and
+    // for other devices.
     const char *instruction_sets;
 } metrale_device;
 
@@ -358,6 +362,15 @@ typedef struct {
     // when it is freed; what was used longest ago gives way. Logits are the same bits as without. `METRALE_UNSUPPORTED` for
     // models that translate.
     uint64_t prefix_bytes;
+    // The device that computes, as `metrale_device_info` numbers them; 0 is the processor. `METRALE_NOT_FOUND` or
+    // `METRALE_DEVICE_UNSUPPORTED`, before weights are read, where it cannot be used, and `METRALE_UNSUPPORTED` where it has no code for an
+    // operation of the model.
+    uint32_t device;
+    // Must be zero.
+    uint32_t reserved;
+    // Most bytes of that device the plan of the model with one sequence may take; 0 takes what it has free. For the processor, `memory` is
+    // the cap.
+    uint64_t device_bytes;
 } metrale_load_options;
 
 // Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -374,11 +387,21 @@ typedef struct {
     uint64_t scratch;
     // Everything else: tokenizer, tables, rows of logits, buffers.
     uint64_t other;
-    // The sum of all fields but `struct_size`.
+    // The sum of the host's fields.
     uint64_t total;
     // Bytes of files that were read or copied and stay in memory with the model (`METRALE_SOURCE_READ`,
     // `METRALE_SOURCE_COPY`, `metrale_source_reader`).
     uint64_t source;
+    // Bytes of the device that computes, where that is not the processor: weights. The fields above then count the host's bytes alone.
+    uint64_t device_weights;
+    // Key/value caches there.
+    uint64_t device_kv;
+    // Recurrent state and rows of logits there.
+    uint64_t device_state;
+    // Workspaces there.
+    uint64_t device_scratch;
+    // The sum of the four.
+    uint64_t device_total;
 } metrale_memory_plan;
 
 // Fills `len` bytes at `into` with a source's bytes from `offset` on, and returns how many it filled. Everything but
@@ -742,14 +765,18 @@ bool metrale_error_retry(const metrale_error *err);
 // Frees an error and ends the life of its strings. NULL and handles that are none are ignored. Any thread.
 void metrale_error_free(metrale_error *err);
 
-// Number of devices that models can run on; at least 1, since device 0 is the processor. Any thread.
+// Number of devices that models can run on; at least 1, since device 0 is the processor. Others are NVIDIA devices, for which the first call
+// looks for a driver: `libcuda.so.1` is opened where it is installed. Any thread.
 size_t metrale_device_count(void);
 
-// Fills `*out`, whose `struct_size` must be set, with what device `index` is, and what it has free at the moment. Any
-// thread.
+// Fills `*out`, whose `struct_size` must be set, with what device `index` is, and what it has free at the moment. For an NVIDIA device that
+// takes a context on it for as long as the call. Any thread.
 //
-// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_NOT_FOUND` (there is no device of this index).
-metrale_status metrale_device_info(size_t index, metrale_device *out, metrale_error **err);
+// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_NOT_FOUND` (there is no device of this index; the message says why there is no NVIDIA
+// device), `METRALE_DEVICE_LOST`, `METRALE_DEVICE_UNSUPPORTED` (it is there, and too old).
+metrale_status metrale_device_info(size_t index,
+                                   metrale_device *out,
+                                   metrale_error **err);
 
 // Makes a runtime: an allocator, a limit of memory, a place for log records and threads, for the models that are loaded
 // with it (`metrale_load_options.runtime`) and all that is made of them. `options` may be NULL: the system's memory,

@@ -1,0 +1,179 @@
+//! NVIDIA devices from outside: what is listed, what is refused, what a model on one shares with the same model on the processor, and what is
+//! left when one stops answering. Without a real device the tests run in a child process over the kernels on the host.
+
+mod support;
+
+use metrale::abi::*;
+use metrale::engine::{self, Chooser, Engine, Sequence, SequenceOptions, Snapshot, StepState, decode_step};
+use metrale::error::Kind;
+use metrale::options::{Compute, LoadOptions};
+use metrale::sampling::Sampler;
+use std::path::PathBuf;
+use std::process::Command;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::Duration;
+use support::golden::Golden;
+use support::{cuda, fixtures, is_on_device};
+
+fn options(device: usize) -> LoadOptions {
+    LoadOptions { compute: Some(Compute::F32), threads: 1, context: 256, device, ..LoadOptions::default() }
+}
+
+fn model() -> PathBuf {
+    fixtures().join("llama")
+}
+
+fn load(device: usize) -> Arc<Engine> {
+    engine::load(&model(), &options(device), None).unwrap()
+}
+
+fn sequence(engine: &Arc<Engine>) -> Sequence {
+    Sequence::new(engine, &SequenceOptions::default()).unwrap()
+}
+
+/// Whether this process is a child whose device the test `name` runs on; else one is started, in which it is.
+fn is_child(name: &str, settings: &[(&str, &str)]) -> bool {
+    if is_on_device() {
+        return true;
+    }
+    let Some(mut command) = cuda::command(&std::env::current_exe().unwrap(), cuda::Mode::Plain) else { return false };
+    ran(command.args(["--exact", name, "--nocapture"]).envs(settings.iter().copied()));
+    false
+}
+
+fn ran(command: &mut Command) {
+    let done = command.output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success() && out.contains("1 passed"), "{out}\n{err}");
+}
+
+fn greedy(sequence: &mut Sequence, count: usize) -> Vec<i32> {
+    let mut chooser = Chooser::new(Sampler::greedy());
+    chooser.ignore_end = true;
+    let step = |_| {
+        let mut token = [0];
+        decode_step(&mut [sequence], &mut [&mut chooser], &mut token).unwrap();
+        token[0]
+    };
+    (0..count).map(step).collect()
+}
+
+#[test]
+fn devices_are_listed_after_the_processor() {
+    if !is_child("devices_are_listed_after_the_processor", &[("METRALE_SHIM_DEVICES", "2")]) {
+        return;
+    }
+    let count = metrale_device_count();
+    assert!(count >= 2);
+    for index in 0..count {
+        // SAFETY: numbers and pointers, for which zeros are values.
+        let mut info: metrale_device = unsafe { std::mem::zeroed() };
+        info.struct_size = size_of::<metrale_device>();
+        assert_eq!(metrale_device_info(index, &mut info, null_mut()), METRALE_OK);
+        assert_eq!(info.kind, if index == 0 { METRALE_DEVICE_CPU } else { METRALE_DEVICE_CUDA });
+        assert!(info.threads > 0 && info.memory_free <= info.memory_total);
+        // SAFETY: a string of the library.
+        let kernels = unsafe { std::ffi::CStr::from_ptr(info.kernels) }.to_str().unwrap();
+        assert_eq!(kernels.starts_with("sm_"), index > 0, "{kernels}");
+    }
+    let beyond = engine::load(&model(), &options(count), None).err().unwrap();
+    assert_eq!(beyond.kind(), Kind::NotFound, "{beyond}");
+}
+
+#[test]
+fn without_a_driver_the_reason_is_told() {
+    let found = std::process::Command::new("ldconfig").arg("-p").output();
+    if is_on_device() || found.is_ok_and(|done| String::from_utf8_lossy(&done.stdout).contains("libcuda.so.1")) {
+        return println!("SKIPPED: there is a driver");
+    }
+    assert_eq!(metrale_device_count(), 1);
+    let e = engine::load(&model(), &options(1), None).err().unwrap();
+    assert_eq!(e.kind(), Kind::DeviceUnsupported);
+    assert!(e.message().contains("no NVIDIA driver") || e.message().contains("without support"), "{e}");
+}
+
+#[test]
+fn a_plan_beyond_the_cap_is_refused() {
+    if !is_child("a_plan_beyond_the_cap_is_refused", &[]) {
+        return;
+    }
+    let plan = engine::plan(&model(), &options(1), 1).unwrap();
+    assert!(plan.device.weights > 0 && plan.device.kv > 0 && plan.device.state > 0 && plan.device.scratch > 0 && plan.kv == 0);
+    let refused = LoadOptions { device_bytes: plan.device.total() - 1, ..options(1) };
+    let e = engine::load(&model(), &refused, None).err().unwrap();
+    assert_eq!((e.kind(), e.name(), e.wanted()), (Kind::OutOfMemory, Some("device_bytes"), Some(plan.device.total())));
+    engine::load(&model(), &LoadOptions { device_bytes: plan.device.total(), ..options(1) }, None).unwrap();
+}
+
+#[test]
+fn tokens_and_snapshots_pass_between_processor_and_device() {
+    if !is_child("tokens_and_snapshots_pass_between_processor_and_device", &[]) {
+        return;
+    }
+    let golden = Golden::read(&model());
+    let engines = [load(0), load(1)];
+    assert_eq!(engines[0].fingerprint().unwrap(), engines[1].fingerprint().unwrap());
+    let mut runs: Vec<(Vec<i32>, Vec<u8>)> = Vec::new();
+    for engine in &engines {
+        let mut s = sequence(engine);
+        s.prefill(&golden.prompt).unwrap();
+        let mut tokens = greedy(&mut s, 4);
+        let bytes = s.snapshot().unwrap().to_bytes().unwrap();
+        tokens.extend(greedy(&mut s, 4));
+        runs.push((tokens, bytes));
+    }
+    assert_eq!(runs[0].0, runs[1].0);
+    assert_eq!(runs[0].0, golden.decode_ids[..8]);
+    for (from, to) in [(0, 1), (1, 0)] {
+        let mut s = sequence(&engines[to]);
+        s.restore(&Snapshot::from_bytes(&engines[to], &runs[from].1).unwrap()).unwrap();
+        assert_eq!(greedy(&mut s, 4), runs[0].0[4..], "from {from} to {to}");
+    }
+}
+
+#[test]
+fn bounded_steps_come_to_the_same_tokens() {
+    if !is_child("bounded_steps_come_to_the_same_tokens", &[]) {
+        return;
+    }
+    let golden = Golden::read(&model());
+    let engine = load(1);
+    let mut s = sequence(&engine);
+    s.feed(&golden.prompt).unwrap();
+    let mut chooser = Chooser::new(Sampler::greedy());
+    chooser.ignore_end = true;
+    let (mut tokens, mut cut) = (Vec::new(), 0);
+    while tokens.len() < 4 {
+        let mut out = [engine::Stepped::default()];
+        engine::step(&mut [&mut s], &mut [&mut chooser], Some(Duration::from_micros(200)), &mut out).unwrap();
+        cut += usize::from(matches!(out[0].state, StepState::Unfinished));
+        tokens.extend(out[0].token);
+    }
+    assert_eq!(tokens, golden.decode_ids[..4]);
+    assert!(cut > 0, "a budget of 200 us was never too short");
+}
+
+#[test]
+fn a_lost_device_takes_nothing_else_with_it() {
+    // Loading launches nothing; the prompt's first operations do.
+    if !is_child("a_lost_device_takes_nothing_else_with_it", &[("METRALE_SHIM_FAIL", "40")]) {
+        return;
+    }
+    if std::env::var_os("METRALE_SHIM_FAIL").is_none() {
+        return println!("SKIPPED: a real device is not lost on purpose");
+    }
+    let golden = Golden::read(&model());
+    let engines = [load(0), load(1)];
+    let mut lost = sequence(&engines[1]);
+    let e = (0..100).find_map(|_| lost.prefill(&golden.prompt[..4]).err()).expect("the 40th launch fails");
+    assert_eq!(e.kind(), Kind::DeviceLost, "{e}");
+    assert_eq!(lost.len() % 4, 0);
+    for e in [lost.prefill(&[1]).err(), lost.snapshot().and_then(|s| s.to_bytes()).err(), engine::load(&model(), &options(1), None).err()] {
+        assert!(e.is_some_and(|e| matches!(e.kind(), Kind::DeviceLost | Kind::Internal)));
+    }
+    let mut sound = sequence(&engines[0]);
+    sound.prefill(&golden.prompt).unwrap();
+    assert_eq!(greedy(&mut sound, 4), golden.decode_ids[..4]);
+    drop((lost, engines));
+}
