@@ -108,7 +108,14 @@ impl BatchPlaces {
         );
         array(6, &mut batch.states.iter().flat_map(|s| halves(s.read_address())));
         array(7, &mut batch.states.iter().flat_map(|s| halves(s.write_address())));
-        array(8, &mut batch.kv.iter().flat_map(|list| list.pages().iter().flat_map(|page| halves(page.addr() as u64))));
+        array(8, &mut std::iter::empty());
+        // Addresses are kept as the host's pointers are.
+        const { assert!(size_of::<*mut u8>() == 8) };
+        for list in &batch.kv {
+            let pages = list.pages();
+            // SAFETY: pointers read as their bytes.
+            out.extend_from_slice(unsafe { std::slice::from_raw_parts(pages.as_ptr().cast::<u8>(), size_of_val(pages)) });
+        }
         Ok(())
     }
 }

@@ -67,6 +67,25 @@ pub fn command(program: &Path, mode: Mode) -> Option<Command> {
     Some(command)
 }
 
+/// A program of one file, with the fibres.
+pub fn program(mode: Mode, source: &str) -> Option<PathBuf> {
+    let folder = build(mode)?;
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+    let program = folder.join("planted");
+    let shim = folder.join("shim.o");
+    let mut arguments = vec!["-o".to_string()];
+    arguments.extend([&program, &source, &shim].map(|path| path.display().to_string()));
+    compile(mode, &arguments);
+    Some(program)
+}
+
+fn compile(mode: Mode, arguments: &[String]) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let include = ["tests/cuda", "kernels"].map(|folder| format!("-I{}", root.join(folder).display()));
+    let done = Command::new("g++").args(FLAGS).args(mode.flags()).args(include).args(arguments).output().unwrap();
+    assert!(done.status.success(), "g++ {arguments:?}:\n{}", String::from_utf8_lossy(&done.stderr));
+}
+
 fn build(mode: Mode) -> Option<PathBuf> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) || Command::new("g++").arg("--version").output().is_err() {
         println!("SKIPPED: kernels run on the host on x86-64 with g++ alone");
@@ -102,11 +121,7 @@ fn build(mode: Mode) -> Option<PathBuf> {
             }
         }
     }
-    let gpp = |arguments: &[String]| {
-        let include = [format!("-I{}", root.join("tests/cuda").display()), format!("-I{}", root.join("kernels").display())];
-        let done = Command::new("g++").args(FLAGS).args(mode.flags()).args(include).args(arguments).output().unwrap();
-        assert!(done.status.success(), "g++ {arguments:?}:\n{}", String::from_utf8_lossy(&done.stderr));
-    };
+    let gpp = |arguments: &[String]| compile(mode, arguments);
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..2 {

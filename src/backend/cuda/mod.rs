@@ -1,12 +1,18 @@
 //! NVIDIA devices, through a driver that is looked for at run time: nothing here needs CUDA to build or to be installed.
 
+pub mod launch;
+
+#[cfg(not(feature = "cuda"))]
+mod absent;
+#[cfg(not(feature = "cuda"))]
+pub use absent::{Block, Device, Event, Graph, Info, Pinned, Queue, Reason, Stream, devices};
+
 #[cfg(feature = "cuda")]
 mod device;
 #[cfg(feature = "cuda")]
 mod graph;
 #[cfg(feature = "cuda")]
 mod kernels;
-pub mod launch;
 #[cfg(feature = "cuda")]
 mod measure;
 #[cfg(feature = "cuda")]
@@ -23,16 +29,12 @@ mod stream;
 mod sys;
 
 #[cfg(feature = "cuda")]
-pub use device::Device;
-#[cfg(feature = "cuda")]
-pub use graph::Graph;
-#[cfg(feature = "cuda")]
-pub use kernels::{files, flat};
-#[cfg(feature = "cuda")]
-pub use measure::read_bandwidth;
-#[cfg(feature = "cuda")]
-pub use memory::{Block, Pinned};
-#[cfg(feature = "cuda")]
-pub use probe::{Info, Reason, devices};
-#[cfg(feature = "cuda")]
-pub use stream::{Event, Queue, Stream};
+pub use self::{
+    device::Device,
+    graph::Graph,
+    kernels::{files, flat},
+    measure::read_bandwidth,
+    memory::{Block, Pinned},
+    probe::{Info, Reason, devices},
+    stream::{Event, Queue, Stream},
+};

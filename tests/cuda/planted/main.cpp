@@ -1,0 +1,102 @@
+// Kernels with mistakes in them, to see that the shim finds each. Argument: which. 0: it found nothing; 3: it reported a failure of the kernel;
+// 4: the result is not what it would be without the mistake.
+#define FILE_NAME planted
+#include "../shim.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+
+struct Args {
+    float* data;
+    u32 len;
+};
+
+// Sums 64 values over two warps; nothing is wrong with it.
+KERNEL_OF(64, sound, Args) {
+    SHARED float part[64];
+    part[threadIdx.x] = a.data[threadIdx.x];
+    barrier();
+    if (threadIdx.x == 0) {
+        float sum = 0.0f;
+        for (u32 i = 0; i < 64; i++) sum += part[i];
+        a.data[0] = sum;
+    }
+}
+// Without the barrier.
+KERNEL_OF(64, race, Args) {
+    SHARED float part[64];
+    part[threadIdx.x] = a.data[threadIdx.x];
+    if (threadIdx.x == 0) {
+        float sum = 0.0f;
+        for (u32 i = 0; i < 64; i++) sum += part[i];
+        a.data[0] = sum;
+    }
+}
+// The other way around: warp 0 writes what warp 1 may not have read.
+KERNEL_OF(64, overwritten, Args) {
+    SHARED float part[64];
+    part[threadIdx.x] = a.data[threadIdx.x];
+    barrier();
+    float mine = 0.0f;
+    for (u32 i = 0; i < 64; i++) mine += part[i];
+    part[threadIdx.x] = 0.0f;
+    barrier();
+    if (threadIdx.x == 63) a.data[0] = mine;
+}
+// Half of a warp waits for the block, the other half for the first half.
+KERNEL_OF(64, divergent, Args) {
+    if (threadIdx.x % 32 < 16) barrier();
+    else warp_barrier();
+    a.data[0] = 2016.0f;
+}
+// Lanes of a warp are in different operations.
+KERNEL_OF(64, mixed, Args) {
+    float v = threadIdx.x % 2 ? shuffle(1.0f, 0) : shuffle_xor(1.0f, 1);
+    a.data[0] = v;
+}
+// One element past the end, of memory and of shared memory.
+KERNEL_OF(64, outside, Args) {
+    if (threadIdx.x == 63) a.data[a.len] = 1.0f;
+}
+KERNEL_OF(64, outside_shared, Args) {
+    SHARED_BYTES(bytes);
+    ((float*)bytes)[threadIdx.x + 1] = 1.0f;
+    barrier();
+    a.data[0] = ((float*)bytes)[1];
+}
+// A copy that nobody waits for.
+KERNEL_OF(64, unawaited, Args) {
+    SHARED __align__(16) float part[64];
+    if (threadIdx.x < 16) copy16(part + 4 * threadIdx.x, a.data + 4 * threadIdx.x);
+    copies_commit();
+    barrier();
+    if (threadIdx.x == 0) {
+        float sum = 0.0f;
+        for (u32 i = 0; i < 64; i++) sum += part[i];
+        a.data[0] = sum;
+    }
+}
+// Shared memory that nobody wrote.
+KERNEL_OF(64, unwritten, Args) {
+    SHARED float part[64];
+    if (threadIdx.x > 0) part[threadIdx.x] = a.data[threadIdx.x];
+    barrier();
+    if (threadIdx.x == 0) {
+        float sum = 0.0f;
+        for (u32 i = 0; i < 64; i++) sum += part[i];
+        a.data[0] = sum;
+    }
+}
+
+int main(int, char** argv) {
+    float* data = (float*)aligned_alloc(64, 64 * sizeof(float));
+    for (u32 i = 0; i < 64; i++) data[i] = (float)i;
+    Args args = {data, 64};
+    const shim::Kernel* kernel = shim::kernels;
+    while (kernel && strcmp(kernel->name, argv[1])) kernel = kernel->next;
+    if (!kernel) return 1;
+    if (!shim::launch(*kernel, {1, 1, 1}, {64, 1, 1}, 64 * sizeof(float), &args)) return 3;
+    bool fine = data[0] == 2016.0f || !strncmp(argv[1], "outside", 7);
+    free(data);
+    return fine ? 0 : 4;
+}
