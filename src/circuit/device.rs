@@ -94,7 +94,11 @@ impl DeviceWorkspace {
             stream: Arc::clone(stream),
             values: Block::new(device, most(&Program::workspace_bytes), "workspace")?,
             batch: Block::new(device, places.bytes(most_pages(sequences, kv_states, context)), "a batch for the device")?,
-            scratch: Block::new(device, most(&|p| p.gpu_scratch_bytes(rounded(context), device.info().processors)), "scratch of operations")?,
+            scratch: Block::new(
+                device,
+                most(&|p| p.gpu_scratch_bytes(rounded(context), device.info().processors)),
+                "scratch of operations",
+            )?,
             best: Block::new(device, BEST * sequences * (CHUNKS + 1), "the highest logits")?,
             found: Pinned::new(device, BEST * sequences, "the highest logits")?,
             places,
