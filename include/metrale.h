@@ -959,7 +959,8 @@ void metrale_source_free(metrale_source *source);
 // progress callback can cancel. Any thread; several loads may run at once.
 //
 // Statuses: `METRALE_NOT_FOUND`, `METRALE_IO`, `METRALE_NOT_A_MODEL`, `METRALE_CORRUPT_FILE`, `METRALE_UNSUPPORTED`,
-// `METRALE_MISMATCH`, `METRALE_OUT_OF_MEMORY`, `METRALE_CANCELLED`, `METRALE_UNKNOWN_OPTION`.
+// `METRALE_MISMATCH`, `METRALE_OUT_OF_MEMORY`, `METRALE_CANCELLED`, `METRALE_UNKNOWN_OPTION`; with another device than the processor also
+// `METRALE_DEVICE_UNSUPPORTED` and `METRALE_DEVICE_LOST`. Calls on a model whose device is lost fail with the latter; handles are freed as ever.
 //
 // A file that somebody else shortens while it is loaded ends the process with SIGBUS.
 metrale_status metrale_load(const char *path,
