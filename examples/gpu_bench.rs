@@ -71,7 +71,13 @@ fn run(a: &Arguments) -> metrale::error::Result<()> {
     let stream = Arc::new(Stream::new(&device, false)?);
     let (free, total) = device.memory()?;
     let read = read_bandwidth(&stream, (free as usize / 8).min(8 << 30), 8)?;
-    println!("{}, {} multiprocessors, {:.1} of {:.1} GB free", device.info().name, device.info().processors, free as f64 / 1e9, total as f64 / 1e9);
+    println!(
+        "{}, {} multiprocessors, {:.1} of {:.1} GB free",
+        device.info().name,
+        device.info().processors,
+        free as f64 / 1e9,
+        total as f64 / 1e9
+    );
     println!("a plain read: {:.0} GB/s", read / 1e9);
     let made = std::env::temp_dir().join(format!("metrale-gpu-bench-{}", std::process::id()));
     let folder = a.config.clone().unwrap_or_else(|| {
@@ -80,7 +86,8 @@ fn run(a: &Arguments) -> metrale::error::Result<()> {
         made.clone()
     });
     for name in &a.types {
-        let dtype = [DType::BF16, DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q5K, DType::Q6K].into_iter().find(|d| d.name() == name);
+        let dtype =
+            [DType::BF16, DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q5K, DType::Q6K].into_iter().find(|d| d.name() == name);
         let Some(dtype) = dtype else {
             println!("{name}: no such type here");
             continue;
@@ -109,7 +116,13 @@ fn one(a: &Arguments, folder: &std::path::Path, dtype: DType, read: f64) -> metr
         sequence.prefill(&prompt)?;
         let seconds = started.elapsed().as_secs_f64();
         let flops = engine.token_flops() as f64 * a.prompt as f64 / seconds;
-        println!("  prefill {:>5}: {:>9.0} tokens/s  {:>8.2} ms  {:>6.1} Tflop/s  (round {round})", a.prompt, a.prompt as f64 / seconds, seconds * 1e3, flops / 1e12);
+        println!(
+            "  prefill {:>5}: {:>9.0} tokens/s  {:>8.2} ms  {:>6.1} Tflop/s  (round {round})",
+            a.prompt,
+            a.prompt as f64 / seconds,
+            seconds * 1e3,
+            flops / 1e12
+        );
     }
     for &batch in &a.batches {
         let mut sequences = Vec::new();

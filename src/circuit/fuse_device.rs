@@ -2,7 +2,10 @@
 //! another order.
 
 use super::tape::{Circuit, Node};
-use crate::ops::{ActMul, ActQuantize, AddNorm, AddNormQuantize, CacheWrite, HeadNorm, Heads, Norm, NormKind, Op, Port, Quantize, Rope, Value, WIDEST_HEAD};
+use crate::ops::{
+    ActMul, ActQuantize, AddNorm, AddNormQuantize, CacheWrite, HeadNorm, Heads, Norm, NormKind, Op, Port, Quantize, Rope, Value,
+    WIDEST_HEAD,
+};
 
 /// Applies all rules.
 pub fn fuse_for_device(circuit: &mut Circuit) {
@@ -102,7 +105,8 @@ fn maker(circuit: &mut Circuit, index: usize, value: Value) -> Option<usize> {
 fn readers(circuit: &mut Circuit, value: Value) -> Vec<usize> {
     (0..circuit.nodes.len())
         .filter(|&at| {
-            let inputs: Vec<Value> = circuit.nodes[at].op.ports().into_iter().filter(|(port, _)| *port == Port::In).map(|(_, v)| *v).collect();
+            let inputs: Vec<Value> =
+                circuit.nodes[at].op.ports().into_iter().filter(|(port, _)| *port == Port::In).map(|(_, v)| *v).collect();
             inputs.into_iter().any(|input| input == value || circuit.root(input) == value)
         })
         .collect()
