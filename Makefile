@@ -13,15 +13,17 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # Until 1.0 the minor version is part of the SONAME: build.rs.
 SONAME := libmetrale.so.$(shell echo $(VERSION) | sed 's/^\(0\.[0-9]*\)\..*/\1/; s/^\([1-9][0-9]*\)\..*/\1/')
 PREFIX ?= /usr/local
+LIBDIR ?= lib
+DIST ?= build/dist
 WARNINGS := -std=c11 -O2 -Wall -Wextra -Wpedantic
 
 # The program that writes the header: on the path, or where .ci/run puts it.
 CBINDGEN ?= $(or $(shell command -v cbindgen),$(wildcard build/own-tools/bin/cbindgen))
 
-.PHONY: demo chat library kernels gpu-bench install test format lint header header-check abi fuzz sanitize soak models peer bench latency clean help
+.PHONY: demo chat library kernels gpu-bench archive install uninstall dist manual test format lint header header-check abi fuzz sanitize soak models peer peer-avx2 variants bench latency frames clean help
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile
 
 demo: chat ## answer a prompt with a small real model: builds, fetches the model once, runs
 	@if model=$$($(PYTHON) examples/get_model.py smollm2-135m-instruct); then \
@@ -32,7 +34,7 @@ demo: chat ## answer a prompt with a small real model: builds, fetches the model
 	fi
 
 chat: library
-	$(CC) $(WARNINGS) -Iinclude -o $(RELEASE)/chat examples/chat.c -L$(RELEASE) -lmetrale -Wl,-rpath,'$$ORIGIN'
+	$(CC) $(WARNINGS) -Iinclude -o $(RELEASE)/chat examples/chat/chat.c -L$(RELEASE) -lmetrale -Wl,-rpath,'$$ORIGIN'
 
 # Only the shared library: alone it is optimised across crates, which it is not when Rust's own format is made beside it.
 library: ## the release libmetrale.so
@@ -48,16 +50,22 @@ kernels: ## compile the GPU kernels for all architectures into build/kernels.pac
 gpu-bench: ## speed on an NVIDIA device, as shares of its memory's
 	$(CARGO) run --locked --release --example gpu_bench
 
-# The static library shows, as the shared one does, no names but its own: those of its dependencies become local.
-install: library ## the library, shared and static, its header and pkg-config file, to $(DESTDIR)$(PREFIX)
+archive:
 	$(CARGO) rustc --locked --release --lib --crate-type staticlib
-	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
-	install -m 755 $(RELEASE)/libmetrale.so $(DESTDIR)$(PREFIX)/lib/libmetrale.so.$(VERSION)
-	ln -sf libmetrale.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(SONAME)
-	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libmetrale.so
-	objcopy --wildcard --localize-symbol='llg_*' $(RELEASE)/libmetrale.a $(DESTDIR)$(PREFIX)/lib/libmetrale.a
-	install -m 644 include/metrale.h $(DESTDIR)$(PREFIX)/include/metrale.h
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' bindings/c/metrale.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/metrale.pc
+
+install: $(if $(BUILT),,library archive) ## libraries, headers, pkg-config and CMake files, licences, to $(DESTDIR)$(PREFIX); BUILT=folder takes what was built there
+	PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' LIBDIR='$(LIBDIR)' bindings/install.sh '$(or $(BUILT),$(RELEASE))'
+
+uninstall: ## take away what `make install` put there
+	PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' LIBDIR='$(LIBDIR)' bindings/install.sh --uninstall
+
+dist: $(if $(BUILT),,library archive) ## the same as an archive that may be unpacked anywhere, with checksums, in $(DIST)
+	DIST='$(DIST)' bindings/dist.sh '$(or $(BUILT),$(RELEASE))'
+
+manual: ## include/metrale.h as HTML, in build/manual (needs doxygen)
+	mkdir -p build
+	VERSION=$(VERSION) doxygen docs/Doxyfile
+	@echo build/manual/index.html
 
 test: format lint header-check ## everything that CI runs
 	$(CARGO) test --locked --no-fail-fast
@@ -94,15 +102,27 @@ models: ## fetch three real models, which tests then use (840 MB, once)
 peer: ## build llama.cpp's llama-bench into build/peer, for benches/peer.py
 	$(PYTHON) benches/peer.py --build build/peer
 
-bench: peer ## our speed beside the peer's
+peer-avx2: ## the same without AVX-512, into build/peer-avx2
+	$(PYTHON) benches/peer.py --build build/peer-avx2 --avx2
+
+variants: peer ## models in other formats and shapes with random weights, for the table (13 GB)
+	$(PYTHON) benches/variants.py build/variants
+
+# ROWS='decode/* step/*' chooses rows; QUICK=1 is shorter; `python3 benches/table.py --list` names them all.
+bench: peer ## every speed beside the peer's and beside the machine's limits (docs/performance.md)
 	$(CARGO) build --locked --release --example metrale_bench
-	$(PYTHON) benches/peer.py $$($(PYTHON) examples/get_model.py smollm2-135m-instruct gemma-3-270m)
+	$(PYTHON) benches/table.py $(if $(QUICK),--quick) '$(ROWS)'
 
 latency: ## how well steps and cancels keep their bounds (docs/latency.md), on one thread and two
 	$(CARGO) build --locked --release --example step_latency
 	@model=$$($(PYTHON) examples/get_model.py smollm2-135m-instruct) && for threads in 1 2; do \
 		$(RELEASE)/examples/step_latency "$$model" --threads $$threads; \
 	done
+
+frames: library ## a loop at 60 frames a second that gives the engine 2 ms of each (docs/frames.md)
+	$(CC) $(WARNINGS) -Iinclude -o $(RELEASE)/frame_loop examples/frame_loop/frame_loop.c -L$(RELEASE) -lmetrale -lm -Wl,-rpath,'$$ORIGIN'
+	@model=$$($(PYTHON) examples/get_model.py smollm2-135m-instruct) && mkdir -p build && \
+		$(RELEASE)/frame_loop --frames 3600 --svg build/frames.svg "$$model" 'Write a long story about a fox who wants to be a baker.'
 
 clean: ## remove what was built (fetched models stay)
 	$(CARGO) clean

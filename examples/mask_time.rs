@@ -1,4 +1,5 @@
-//! How long a grammar's mask takes: the worst of many tokens under grammars made to be slow, over a real vocabulary.
+//! How long a grammar's mask takes: the worst of many tokens under grammars made to be slow, over a real vocabulary; and what a fork pays
+//! for its first mask, by copying the parser and by going the whole way anew.
 //!
 //! `cargo run --release --example mask_time -- MODEL`
 
@@ -72,6 +73,44 @@ fn main() {
         }
     }
     println!("the slowest mask took {worst:.1?}");
+    println!("{:<28} {:>7} {:>9} {:>9} {:>9}", "a fork's first token", "after", "fork", "copied", "anew");
+    for (name, grammar) in [("any JSON", schema("true")), (r"(\w+\s?){1,1000}", Grammar::regex(vocabulary, r"(\w+\s?){1,1000}"))] {
+        fork(name, &Arc::new(grammar.unwrap_or_else(|e| panic!("{e}"))));
+    }
+}
+
+/// What copying a constraint costs after some tokens, and the next mask of the copy beside that of a parser that starts anew.
+fn fork(name: &str, grammar: &Arc<Grammar>) {
+    let rows = grammar.vocabulary().rows();
+    let mut constraint = Constraint::new(Arc::clone(grammar));
+    let (mut tokens, mut state) = (Vec::new(), 1u64);
+    while tokens.len() <= 1000 {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let logits: Vec<f32> = (0..rows as u64).map(|id| ((id ^ state).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32).collect();
+        let goes_on = |id: &usize| !grammar.vocabulary().ends().contains(&(*id as i32));
+        let Ok(row) = constraint.mask(&logits) else { break };
+        let best = (0..rows).filter(goes_on).max_by(|a, b| row[*a].total_cmp(&row[*b])).filter(|id| row[*id] > f32::NEG_INFINITY);
+        let Some(best) = best else { break };
+        if [10, 100, 1000].contains(&tokens.len()) {
+            let begun = Instant::now();
+            let mut copy = constraint.clone();
+            let cloned = begun.elapsed();
+            let next = |constraint: &mut Constraint| {
+                let begun = Instant::now();
+                let _ = constraint.take(best as i32, tokens.len());
+                let _ = constraint.mask(&logits);
+                begun.elapsed()
+            };
+            let copied = next(&mut copy);
+            let mut anew = Constraint::new(Arc::clone(grammar));
+            tokens.iter().enumerate().for_each(|(position, &token)| drop(anew.take(token, position)));
+            println!("{name:<28} {:>7} {cloned:>9.1?} {copied:>9.1?} {:>9.1?}", tokens.len(), next(&mut anew));
+        }
+        if constraint.take(best as i32, tokens.len()).is_err() {
+            break;
+        }
+        tokens.push(best as i32);
+    }
 }
 
 /// Follows a grammar by tokens that are allowed, chosen all over the vocabulary.

@@ -1,12 +1,17 @@
 //! Prompt and decode speed of a checkpoint or of a config's shapes with random weights, against the machine's own limits.
 //!
-//!     metrale_bench MODEL [--threads N] [--prompt 512] [--decode 128] [--batch 1] [--context N] [--synthetic Q8_0] [--f32] [--json]
+//!     metrale_bench MODEL [--threads N] [--prompt 512] [--decode 128] [--batch 1] [--depth 0] [--context N] [--rounds 3]
+//!                         [--synthetic Q8_0] [--f32] [--json]
 //!
-//! MODEL is a folder or a GGUF file; with `--synthetic TYPE` a folder with `config.json` is enough. Limits (read bandwidth) are measured in
-//! the same run, between its parts, on as many threads. Speeds are the median of three, but for the load, of which there is one:
-//! `--prompt 0 --decode 0` measures it alone. The share of the read bandwidth compares the best eight steps with the best read.
+//! MODEL is a folder or a GGUF file; with `--synthetic TYPE` a folder with `config.json` is enough. Limits (read bandwidth, peaks of
+//! arithmetic) are measured in the same run, between its parts, on as many threads. Speeds are the median of the rounds, but for the load, of
+//! which there is one: `--prompt 0 --decode 0` measures it alone. The share of the read bandwidth compares the best eight steps with the best
+//! read. `--depth` tokens are read before decoding begins; their keys and values are then read as well and count among the bytes.
 
 #![allow(unsafe_code)] // Reads with intrinsics for the ceiling.
+
+#[path = "../benches/support/ceilings.rs"]
+mod ceilings;
 
 use metrale::backend::cpu::arena::Buffer;
 use metrale::backend::cpu::pool::Pool;
@@ -23,6 +28,8 @@ struct Arguments {
     prompt: usize,
     decode: usize,
     batch: usize,
+    depth: usize,
+    rounds: usize,
     json: bool,
 }
 
@@ -32,7 +39,8 @@ fn dtype(name: &str) -> Option<DType> {
 }
 
 fn arguments() -> Result<Arguments, String> {
-    let mut a = Arguments { model: PathBuf::new(), options: LoadOptions::default(), prompt: 512, decode: 128, batch: 1, json: false };
+    let (model, options) = (PathBuf::new(), LoadOptions::default());
+    let mut a = Arguments { model, options, prompt: 512, decode: 128, batch: 1, depth: 0, rounds: 3, json: false };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut number = || words.next().and_then(|w| w.parse::<usize>().ok()).ok_or(format!("{word} needs a number"));
@@ -41,6 +49,8 @@ fn arguments() -> Result<Arguments, String> {
             "--prompt" => a.prompt = number()?,
             "--decode" => a.decode = number()?,
             "--batch" => a.batch = number()?.max(1),
+            "--depth" => a.depth = number()?,
+            "--rounds" => a.rounds = number()?.max(1),
             "--context" => a.options.context = number()?,
             "--f32" => a.options.compute = Some(Compute::F32),
             "--json" => a.json = true,
@@ -55,7 +65,8 @@ fn arguments() -> Result<Arguments, String> {
     }
     if a.model.as_os_str().is_empty() {
         return Err(
-            "usage: metrale_bench MODEL [--threads N] [--prompt 512] [--decode 128] [--batch 1] [--synthetic Q8_0] [--f32] [--json]".into(),
+            "usage: metrale_bench MODEL [--threads N] [--prompt 512] [--decode 128] [--batch 1] [--depth 0] [--rounds 3] [--synthetic Q8_0] [--f32] [--json]"
+                .into(),
         );
     }
     Ok(a)
@@ -120,6 +131,20 @@ impl Reader {
     }
 }
 
+impl Reader {
+    /// Operations in a second of all threads together.
+    fn peak(&self, one: fn(usize) -> f64) -> Result<f64, metrale::error::Error> {
+        let mut best = 0.0f64;
+        for _ in 0..4 {
+            let done = AtomicU64::new(0);
+            let start = Instant::now();
+            self.pool.run(&|_| _ = done.fetch_add(one(100_000) as u64, Ordering::Relaxed))?;
+            best = best.max(done.into_inner() as f64 / start.elapsed().as_secs_f64());
+        }
+        Ok(best)
+    }
+}
+
 /// Every byte, folded into one word.
 fn fold(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -170,22 +195,26 @@ fn run(a: &Arguments) -> Result<(), metrale::error::Error> {
     let prompt: Vec<i32> = (0..a.prompt as i32).map(|i| (i * 7919 + 13) % vocab).collect();
     let (mut prompt_rates, mut decode_rates) = (Vec::new(), Vec::new());
     // Where only the load is asked about, nothing else is measured.
-    let rounds = if a.prompt + a.decode > 0 { 3 } else { 0 };
+    let rounds = if a.prompt + a.decode > 0 { a.rounds } else { 0 };
     let mut reader = Reader::new(engine.info().threads)?;
-    let mut best_window = 0.0f64;
+    let (mut best_window, mut best_prompt, mut kv_bytes) = (0.0f64, 0.0f64, 0);
     for _ in 0..rounds {
         reader.measure()?;
         let mut sequences = (0..a.batch).map(|_| Sequence::new(&engine, &SequenceOptions::default())).collect::<Result<Vec<_>, _>>()?;
         let start = Instant::now();
         if let Some(first) = sequences.first_mut().filter(|_| a.prompt > 0) {
             first.prefill(&prompt)?;
-            prompt_rates.push(a.prompt as f64 / start.elapsed().as_secs_f64());
+            let rate = a.prompt as f64 / start.elapsed().as_secs_f64();
+            prompt_rates.push(rate);
+            best_prompt = best_prompt.max(rate);
         }
         // Decoding starts from short contexts, as the peers' benchmarks do.
+        let depth: Vec<i32> = (0..a.depth.max(1) as i32).map(|i| (i * 7919 + 1) % vocab).collect();
         for s in &mut sequences {
             s.truncate(0)?;
-            s.prefill(&[1])?;
+            s.prefill(&depth)?;
         }
+        kv_bytes = if a.depth > 0 { engine.cache_bytes() } else { 0 };
         let start = Instant::now();
         let mut window = start;
         for step in 0..a.decode as i32 {
@@ -206,14 +235,21 @@ fn run(a: &Arguments) -> Result<(), metrale::error::Error> {
     }
     let (read, best) = (reader.best, best_window.max(decode_tps));
     // The best of each: on a shared machine medians measure the neighbours, and not the same ones.
-    let read_used = engine.step_bytes() as f64 * best / a.batch as f64;
-    let flops = engine.token_flops() as f64 * prompt_tps;
+    let read_used = (engine.step_bytes() + kv_bytes) as f64 * best / a.batch as f64;
+    // Of a prompt, only the last token meets the output matrix.
+    let output = 2 * engine.info().vocab as u64 * engine.info().hidden as u64;
+    let flops = engine.token_flops().saturating_sub(output) as f64 * best_prompt;
+    let peaks =
+        if rounds > 0 { [ceilings::fma, ceilings::pairs, ceilings::dot].map(|one| reader.peak(one)) } else { [const { Ok(0.0) }; 3] };
+    let [fma, pairs, dot] = peaks;
     if a.json {
         let object = serde_json::json!({
             "model": a.model.display().to_string(), "threads": threads, "simd": engine.info().simd, "compute": engine.info().compute, "batch": a.batch,
-            "prompt": a.prompt, "decode": a.decode, "load_seconds": load_seconds, "first_token_seconds": first_seconds, "peak_rss_bytes": peak, "plan_bytes": plan, "weight_bytes": engine.step_bytes(),
-            "prompt_tps": prompt_tps, "decode_tps": decode_tps, "decode_best_tps": best, "prompt_gflops": flops / 1e9,
-            "decode_gbps": read_used / 1e9, "read_gbps": read / 1e9, "decode_of_read": if read > 0.0 { read_used / read } else { 0.0 },
+            "prompt": a.prompt, "decode": a.decode, "depth": a.depth, "load_seconds": load_seconds, "first_token_seconds": first_seconds,
+            "peak_rss_bytes": peak, "plan_bytes": plan, "weight_bytes": engine.step_bytes(), "packed_bytes": engine.weight_bytes(),
+            "kv_bytes": kv_bytes, "prompt_tps": prompt_tps, "prompt_best_tps": best_prompt, "decode_tps": decode_tps,
+            "decode_best_tps": best, "prompt_gflops": flops / 1e9, "fma_gflops": fma? / 1e9, "bf16_gflops": pairs? / 1e9,
+            "int8_gops": dot? / 1e9, "decode_gbps": read_used / 1e9, "read_gbps": read / 1e9, "decode_of_read": if read > 0.0 { read_used / read } else { 0.0 },
         });
         println!("{object}");
     } else {

@@ -1,11 +1,12 @@
 //! How well bounded work keeps its bounds: overshoot of `step` beyond its budget, how soon a cancelled call returns, and what
 //! forks, saves and restores cost.
 //!
-//!     step_latency MODEL [--threads N] [--prompt 4096] [--calls 400] [--synthetic TYPE]
+//!     step_latency MODEL [--threads N] [--prompt 4096] [--calls 400] [--synthetic TYPE] [--prefix MIB]
 //!
 //! Work is measured while a prompt is read, all of it, and while tokens are produced after it. Overshoot is the time of a call
 //! less its budget; calls that were done before are not counted. Cancel latency runs from just before the cancel, made by another
-//! thread at a random moment, to the return of the cancelled call. Percentiles are in microseconds.
+//! thread at a random moment, to the return of the cancelled call. Percentiles are in microseconds. With `--prefix` prompts that share
+//! their first half are read with a prefix tree of that size, and nothing else is measured.
 //!
 //! Two rows stand beside each: of all samples, and of those during which no thread of ours waited for a processor that the system
 //! had given to somebody else (by the kernel's own account, `schedstat`). The control is a program that does nothing: as many
@@ -29,7 +30,7 @@ struct Arguments {
     calls: usize,
 }
 
-const USAGE: &str = "usage: step_latency MODEL [--threads N] [--prompt 4096] [--calls 400] [--synthetic Q8_0]";
+const USAGE: &str = "usage: step_latency MODEL [--threads N] [--prompt 4096] [--calls 400] [--synthetic Q8_0] [--prefix MIB]";
 
 fn arguments() -> Result<Arguments, String> {
     let mut a = Arguments { model: PathBuf::new(), options: LoadOptions::default(), prompt: 4096, calls: 400 };
@@ -41,6 +42,7 @@ fn arguments() -> Result<Arguments, String> {
             "--threads" => a.options.threads = number(value()?)?,
             "--prompt" => a.prompt = number(value()?)?.max(1),
             "--calls" => a.calls = number(value()?)?.max(1),
+            "--prefix" => a.options.prefix_bytes = number(value()?)? as u64 * (1 << 20),
             "--synthetic" => {
                 let (name, known) = (value()?, [DType::Q8_0, DType::Q4_0, DType::Q4K, DType::BF16, DType::F32]);
                 let dtype = known.into_iter().find(|t| t.name() == name).ok_or(format!("{name} is none of {known:?}"))?;
@@ -100,21 +102,23 @@ fn print(what: &str, samples: &[Sample]) {
 /// Loads a slice at a time, as `metrale_load_step` does with a budget of 0, and says how long slices take.
 fn load_in_slices(a: &Arguments) -> metrale::error::Result<Arc<Engine>> {
     let mut loader = Loader::new(Input::path(&a.model, Access::Map)?, &a.options);
-    let (mut samples, mut whole) = (Vec::new(), Vec::new());
+    let (mut samples, mut words, mut whole) = (Vec::new(), Vec::new(), Vec::new());
     loop {
         let (before, started) = (loader.progress(), Instant::now());
         let mut made = None;
         let sample = observed(|| {
-            made = loader.step(256 << 10)?;
+            made = loader.step_for(256 << 10, Some(Duration::from_micros(250)))?;
             Ok(Some(started.elapsed().as_secs_f64() * 1e6))
         })?;
         let now = loader.progress();
-        match now.done_bytes > before.done_bytes {
-            true => samples.extend(sample),
-            false => whole.extend(sample),
+        match before.phase {
+            "tokenizer" => words.extend(sample),
+            _ if now.done_bytes > before.done_bytes => samples.extend(sample),
+            _ => whole.extend(sample),
         }
         if let Some(engine) = made {
             print("load: slices of 256 KiB", &samples);
+            print("load: tokenizer, 250 us at a time", &words);
             let pieces: Vec<String> = whole.iter().filter(|s| s.us > 100.0).map(|s| format!("{:.1} ms", s.us / 1e3)).collect();
             println!("{:<40} {}", "load: pieces that are not cut, in order", pieces.join(", "));
             return Ok(engine);
@@ -239,6 +243,26 @@ fn cancel(sequence: &mut Sequence, prompt: &[i32], calls: usize) -> metrale::err
     })
 }
 
+/// Overshoot while prompts are read that begin like earlier ones and then part, so that steps take up what the tree has and put into it.
+fn prefixes(engine: &Arc<Engine>, a: &Arguments) -> metrale::error::Result<()> {
+    let (vocab, mut rounds) = (engine.info().vocab, 0);
+    for ms in [1, 2, 4] {
+        let mut samples = Vec::new();
+        for _ in 0..4 {
+            rounds += 1;
+            let mut prompt = tokens(engine, a.prompt);
+            let half = prompt.len() / 2;
+            prompt[half..].iter_mut().enumerate().for_each(|(i, token)| *token = ((i * 104_729 + rounds * 31) % vocab) as i32);
+            let mut sequence = Sequence::new(engine, &SequenceOptions::default())?;
+            sequence.feed(&prompt)?;
+            samples.extend(overshoot(sequence, Duration::from_millis(ms), a.calls)?);
+        }
+        print(&format!("prefix tree: overshoot of step, {ms} ms"), &samples);
+    }
+    println!("{:?}", engine.prefix_counts());
+    Ok(())
+}
+
 /// Forks, their first writes, saves and restores of a long sequence.
 fn state(sequence: &Sequence, calls: usize) -> metrale::error::Result<()> {
     let engine = sequence.engine();
@@ -289,6 +313,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}, {} parameters, {} threads, {}; prompt {} tokens", info.model_type, info.parameters, info.threads, info.simd, a.prompt);
     for ms in [1, 2, 4] {
         print(&format!("control: spinning threads meet, {ms} ms"), &control(info.threads, Duration::from_millis(ms), 4 * a.calls)?);
+    }
+    if a.options.prefix_bytes > 0 {
+        return Ok(prefixes(&engine, &a)?);
     }
     let prompt = tokens(&engine, a.prompt);
     let new = || Sequence::new(&engine, &SequenceOptions::default());

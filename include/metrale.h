@@ -316,7 +316,7 @@ typedef struct {
 } metrale_memory_usage;
 
 // Called while a model loads, on the thread that loads. Both numbers are those of the phase; `total_bytes` is 0 while
-// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped),
+// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped), `"tokenizer"`,
 // `"weights"`, `"done"`. A result other than 0 cancels the load (`METRALE_CANCELLED`), the last call's as well.
 // The function must return: no exception and no `longjmp` may leave it.
 typedef int32_t (*metrale_progress_fn)(void *user, uint64_t done_bytes, uint64_t total_bytes, const char *phase);
@@ -418,7 +418,7 @@ typedef struct {
     uint64_t done_bytes;
     // Bytes of this phase in all; 0 while that is not known.
     uint64_t total_bytes;
-    // `"reading"`, `"weights"` or `"done"`: NUL-terminated, lives as long as the library.
+    // `"reading"`, `"tokenizer"`, `"weights"` or `"done"`: NUL-terminated, lives as long as the library.
     const char *phase;
 } metrale_load_progress;
 
@@ -959,7 +959,8 @@ void metrale_source_free(metrale_source *source);
 // progress callback can cancel. Any thread; several loads may run at once.
 //
 // Statuses: `METRALE_NOT_FOUND`, `METRALE_IO`, `METRALE_NOT_A_MODEL`, `METRALE_CORRUPT_FILE`, `METRALE_UNSUPPORTED`,
-// `METRALE_MISMATCH`, `METRALE_OUT_OF_MEMORY`, `METRALE_CANCELLED`, `METRALE_UNKNOWN_OPTION`.
+// `METRALE_MISMATCH`, `METRALE_OUT_OF_MEMORY`, `METRALE_CANCELLED`, `METRALE_UNKNOWN_OPTION`; with another device than the processor also
+// `METRALE_DEVICE_UNSUPPORTED` and `METRALE_DEVICE_LOST`. Calls on a model whose device is lost fail with the latter; handles are freed as ever.
 //
 // A file that somebody else shortens while it is loaded ends the process with SIGBUS.
 metrale_status metrale_load(const char *path,
@@ -990,8 +991,9 @@ metrale_status metrale_load_begin(const metrale_source *source,
                                   metrale_error **err);
 
 // Works on a load for about `budget_ns` nanoseconds and at least one slice: 0 is the least there is, `UINT64_MAX` does
-// all. Bytes are read and weights packed in slices of a fraction of a millisecond; headers, the tokenizer and the
-// workspace are each one slice that cannot be cut. `METRALE_AGAIN` while there is more to do. `METRALE_OK` once, with the
+// all. Bytes are read and weights packed in slices of a fraction of a millisecond; the tokenizer is made on a thread of the load's
+// own, which rests between steps, and is waited for no longer than the budget lasts; headers, the memory plan and each program
+// are one slice that cannot be cut. `METRALE_AGAIN` while there is more to do. `METRALE_OK` once, with the
 // model in `*out`, a handle for `metrale_free`. `progress`, which may be NULL, is filled in both cases. Steps may come
 // from different threads, one at a time; the progress callback runs inside of them.
 // One call at a time on a load.

@@ -110,7 +110,7 @@ template <u32 G, bool HALF> DEVICE void attend_rows(const AttentionArgs& a, u8* 
     // Values: thread (unit, share) takes VEC dims of every `shares`-th position.
     u32 units = (value_dim + VEC - 1) / VEC, shares = THREADS / units;
     u32 unit = threadIdx.x % units, share = threadIdx.x / units;
-    u32 value_base = a.kv.heads * PAGE * key_dim + kv_head * PAGE * value_dim + unit * VEC;
+    u32 value_base = first_value(a.kv, kv_head) + unit * VEC;
     u32 left = value_dim - unit * VEC < VEC ? value_dim - unit * VEC : VEC;
     // Values that are loaded ahead: only where they are whole words of sixteen bytes.
     u32 ready = value_dim % VEC == 0 ? AHEAD : 0;
@@ -136,7 +136,7 @@ template <u32 G, bool HALF> DEVICE void attend_rows(const AttentionArgs& a, u8* 
         u32 position = from + warp * 16;
         float dots[G * VEC] = {};
         if (position < span.end) {
-            const u8* keys = pages[position / PAGE] + (kv_head * PAGE * key_dim + position % PAGE / 16 * 16 * key_dim) * bytes;
+            const u8* keys = pages[position / PAGE] + (first_key(a.kv, kv_head) + position % PAGE / 16 * 16 * key_dim) * bytes;
             u32 count = key_dim * (16 / VEC);
 #pragma unroll 8
             for (u32 i = lane(); i < count; i += 32) {

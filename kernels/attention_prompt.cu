@@ -26,13 +26,13 @@ DEVICE Tile tile_of(const Kv& kv) {
 
 // Queues the copies of a head's part of a page, of which positions before `there` were written.
 DEVICE void copy_page(const Kv& kv, const Tile& tile, const u8* page, u32 head, u32 there, u8* to) {
-    const u8* keys = page + (u64)head * PAGE * kv.key_dim * 2;
+    const u8* keys = page + (u64)first_key(kv, head) * 2;
     u32 half = kv.key_dim * 2;
     for (u32 i = threadIdx.x; i < 2 * half; i += blockDim.x) {
         u32 block = i / half, c = i % half;
         copy16(to + (block * half + key_chunk(c / 2, c % 2)) * 16, keys + i * 16);
     }
-    const u8* values = page + ((u64)kv.heads * PAGE * kv.key_dim + (u64)head * PAGE * kv.value_dim) * 2;
+    const u8* values = page + (u64)first_value(kv, head) * 2;
     u32 row = kv.value_dim / 8;
     for (u32 i = threadIdx.x; i < PAGE * row; i += blockDim.x) {
         u32 at = i / row, octet = i % row;

@@ -14,7 +14,7 @@ fn the_program_of_the_guide_runs() {
     let test = std::env::current_exe().expect("the test has a path");
     let folder = test.parent().expect("it lies in a folder").display();
     let mut cc = Command::new("cc");
-    cc.args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror", "-I"])
+    cc.args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror", "-pthread", "-I"])
         .arg(root.join("include"))
         .arg("-o")
         .arg(&program);

@@ -150,6 +150,46 @@ fn fixtures_stay_within_their_plans() {
     }
 }
 
+/// Contexts and numbers of sequences whose products pass 2^31, 2^32 and 2^64: counted in full, or refused up front.
+#[test]
+fn products_beyond_all_sizes_are_counted_or_refused() {
+    let folder = std::env::temp_dir().join(format!("metrale-plan-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let config = std::fs::read_to_string(support::fixtures().join("llama/config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    let (mut counted, mut refused) = (0, 0);
+    for context in [1u64 << 20, (1 << 26) + 1, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 40, 1 << 62] {
+        config["max_position_embeddings"] = context.into();
+        std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        let number = |key: &str| u128::from(config[key].as_u64().unwrap());
+        let head_dim = config["head_dim"].as_u64().map_or(number("hidden_size") / number("num_attention_heads"), u128::from);
+        for sequences in [1usize, 1 << 12, 1 << 31, 1 << 40, usize::MAX] {
+            let synthetic = metrale::options::Synthetic { dtype: metrale::tensor::DType::F32, seed: 1 };
+            let options = LoadOptions { context: context as usize, synthetic: Some(synthetic), ..LoadOptions::default() };
+            match engine::plan(&folder, &options, sequences) {
+                Ok(plan) => {
+                    // Two bytes for each element of keys and values at least, four at most.
+                    let elements = number("num_hidden_layers") * 2 * number("num_key_value_heads") * head_dim;
+                    let elements = elements.saturating_mul(context.into()).saturating_mul(sequences as u128);
+                    let least = u64::try_from(elements.saturating_mul(2)).unwrap_or(u64::MAX);
+                    assert!(plan.kv >= least && plan.total() >= plan.kv, "{context} x {sequences}: {plan:?}, at least {least}");
+                    let most = u64::try_from(elements.saturating_mul(5)).unwrap_or(u64::MAX);
+                    assert!(plan.kv <= most, "{context} x {sequences}: {plan:?}, at most {most}");
+                    counted += 1;
+                }
+                Err(e) => {
+                    use metrale::error::Kind::{CorruptFile, LimitExceeded, TooLarge, Unsupported};
+                    assert!(matches!(e.kind(), CorruptFile | LimitExceeded | TooLarge | Unsupported), "{context} x {sequences}: {e:?}");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    println!("{counted} counted, {refused} refused");
+    assert!(counted >= 10);
+}
+
 #[test]
 fn real_models_stay_within_their_plans() {
     let Some(cache) = std::env::var_os("METRALE_CACHE") else { return println!("SKIPPED: METRALE_CACHE names no folder of models") };

@@ -1,4 +1,4 @@
-//! The C programs that people copy: the README's, and `examples/chat.c`. They compile with the strictest warnings and run.
+//! The C programs that people copy: the README's, and `examples/chat/chat.c`. They compile with the strictest warnings and run.
 //!
 //! Both link with the library that cargo just built, and both read the checkpoint kept in `tests/fixtures`, so what they
 //! print can be compared with `golden.json`, which an independent implementation wrote.
@@ -81,7 +81,7 @@ fn the_program_of_the_readme_runs() {
 
 #[test]
 fn the_demo_continues_a_text() {
-    let Some(program) = compile(&root().join("examples/chat.c"), "chat") else { return };
+    let Some(program) = compile(&root().join("examples/chat/chat.c"), "chat") else { return };
     let model = model();
     let model = model.to_str().expect("UTF-8 path");
     let (prompt, continuation) = golden(0);

@@ -49,7 +49,7 @@ struct Batch {
     float* const* state_write;
 };
 
-// Key/value pages as ops/frame.rs lays them out: keys [PAGE / 16][key_dim][16], then values [PAGE][value_dim], for each head.
+// Key/value pages as ops/frame.rs lays them out: for each head its keys [PAGE / 16][key_dim][16], then its values [PAGE][value_dim].
 static const u32 PAGE = 32;
 struct Kv {
     u32 heads, key_dim, value_dim;
@@ -57,8 +57,10 @@ struct Kv {
     u32 half;
 };
 
-DEVICE u32 key_of(const Kv& kv, u32 head, u32 at, u32 d) { return head * PAGE * kv.key_dim + at / 16 * 16 * kv.key_dim + d * 16 + at % 16; }
-DEVICE u32 value_of(const Kv& kv, u32 head, u32 at, u32 d) { return kv.heads * PAGE * kv.key_dim + (head * PAGE + at) * kv.value_dim + d; }
+DEVICE u32 first_key(const Kv& kv, u32 head) { return head * PAGE * (kv.key_dim + kv.value_dim); }
+DEVICE u32 first_value(const Kv& kv, u32 head) { return first_key(kv, head) + PAGE * kv.key_dim; }
+DEVICE u32 key_of(const Kv& kv, u32 head, u32 at, u32 d) { return first_key(kv, head) + at / 16 * 16 * kv.key_dim + d * 16 + at % 16; }
+DEVICE u32 value_of(const Kv& kv, u32 head, u32 at, u32 d) { return first_value(kv, head) + at * kv.value_dim + d; }
 DEVICE float kv_load(const Kv& kv, const u8* page, u32 index) { return kv.half ? from_f16(((const u16*)page)[index]) : ((const float*)page)[index]; }
 DEVICE void kv_store(const Kv& kv, u8* page, u32 index, float v) {
     if (kv.half) ((u16*)page)[index] = to_f16(v);

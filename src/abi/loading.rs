@@ -85,7 +85,11 @@ impl LoadingObject {
                 return Err(self.ended(work));
             }
             let Some(loader) = &mut work.loader else { bail!(Internal, "a running load without its loader") };
-            let made = match loader.step(slice) {
+            let time = match budget {
+                Budget::Time(ns) => Some(Duration::from_nanos(ns).saturating_sub(begun.elapsed()).max(TIME_LEAST)),
+                Budget::Bytes(_) => None,
+            };
+            let made = match loader.step_for(slice, time) {
                 Ok(made) => made,
                 Err(e) => return Err(self.fail(work, e)),
             };
@@ -139,6 +143,8 @@ enum Budget {
 const SLICE_SHARE: u64 = 8;
 const SLICE_LEAST: usize = 256 << 10;
 const SLICE_MOST: usize = 8 << 20;
+/// What the tokenizer gets at least, so that it comes to its end under any budget.
+const TIME_LEAST: Duration = Duration::from_micros(250);
 
 /// Loads a model from a source: like `metrale_load`, which is the same for a path. `options` may be NULL. On success `*out`
 /// is a handle for `metrale_free`. Blocks until the model is ready; the progress callback can cancel. The source may be
@@ -181,8 +187,9 @@ pub extern "C" fn metrale_load_begin(
 }
 
 /// Works on a load for about `budget_ns` nanoseconds and at least one slice: 0 is the least there is, `UINT64_MAX` does
-/// all. Bytes are read and weights packed in slices of a fraction of a millisecond; headers, the tokenizer and the
-/// workspace are each one slice that cannot be cut. `METRALE_AGAIN` while there is more to do. `METRALE_OK` once, with the
+/// all. Bytes are read and weights packed in slices of a fraction of a millisecond; the tokenizer is made on a thread of the load's
+/// own, which rests between steps, and is waited for no longer than the budget lasts; headers, the memory plan and each program
+/// are one slice that cannot be cut. `METRALE_AGAIN` while there is more to do. `METRALE_OK` once, with the
 /// model in `*out`, a handle for `metrale_free`. `progress`, which may be NULL, is filled in both cases. Steps may come
 /// from different threads, one at a time; the progress callback runs inside of them.
 /// One call at a time on a load.
@@ -244,6 +251,7 @@ fn stepped(
 fn as_host(progress: Progress) -> metrale_load_progress {
     let phase = match progress.phase {
         "reading" => c"reading",
+        "tokenizer" => c"tokenizer",
         "weights" => c"weights",
         _ => c"done",
     };

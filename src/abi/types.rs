@@ -80,7 +80,7 @@ opaque!(metrale_loading, LoadingObject, 8, "load");
 opaque!(metrale_runtime, RuntimeObject, 9, "runtime");
 
 /// Called while a model loads, on the thread that loads. Both numbers are those of the phase; `total_bytes` is 0 while
-/// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped),
+/// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped), `"tokenizer"`,
 /// `"weights"`, `"done"`. A result other than 0 cancels the load (`METRALE_CANCELLED`), the last call's as well.
 /// The function must return: no exception and no `longjmp` may leave it.
 pub type metrale_progress_fn =
@@ -108,7 +108,7 @@ pub struct metrale_load_progress {
     pub done_bytes: u64,
     /// Bytes of this phase in all; 0 while that is not known.
     pub total_bytes: u64,
-    /// `"reading"`, `"weights"` or `"done"`: NUL-terminated, lives as long as the library.
+    /// `"reading"`, `"tokenizer"`, `"weights"` or `"done"`: NUL-terminated, lives as long as the library.
     pub phase: *const c_char,
 }
 

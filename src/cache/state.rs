@@ -278,9 +278,10 @@ impl SequenceState {
     }
 
     /// For a run: from the committed state, or further from what this call wrote before.
-    pub fn pointers(&mut self, further: bool) -> StatePointers {
+    pub fn pointers(&self, further: bool) -> StatePointers {
         let len = self.pool.layout.slot_floats();
-        let write = self.spare().first();
+        let spare = self.spare.as_ref().filter(|spare| Arc::strong_count(spare) == 1);
+        let write = spare.expect("begin() made the spare state this sequence's own").first();
         let read = if further { write } else { self.committed.first() };
         StatePointers::new(read, write, len)
     }

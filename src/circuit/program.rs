@@ -15,7 +15,7 @@ use crate::backend::cpu::pause::{Control, Pause};
 use crate::backend::cpu::pool::{Pool, Worker};
 use crate::backend::cpu::simd::{self, Table};
 use crate::error::Result;
-use crate::ops::{Batch, Frame, Gpu, Op, Port, Shelf, Turn, Value, Weight};
+use crate::ops::{Batch, Failure, Frame, Gpu, Op, Port, Shelf, Turn, Value, Weight};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -141,7 +141,14 @@ impl Program {
         &self.layout
     }
 
-    fn frame<'a>(&'a self, workspace: &'a mut Workspace, batch: &'a Batch, weights: &'a [Weight], simd: &'static Table) -> Frame<'a> {
+    fn frame<'a>(
+        &'a self,
+        workspace: &'a mut Workspace,
+        batch: &'a Batch,
+        weights: &'a [Weight],
+        failure: &'a Failure,
+        simd: &'static Table,
+    ) -> Frame<'a> {
         assert!(workspace.len() >= self.layout.bytes, "the engine sizes the workspace by its largest program");
         assert!(
             batch.tokens.len() <= self.layout.max_rows && batch.segments.len() <= self.layout.max_sequences,
@@ -153,7 +160,9 @@ impl Program {
             batch,
             weights,
             simd,
+            workers: 1,
             rounds: self.rounds && simd.has_pairs(),
+            failure,
             _workspace: PhantomData,
         }
     }
@@ -175,7 +184,8 @@ impl Program {
             self.instructions.iter_mut().for_each(|i| *i.counter.get_mut() = 0);
         }
         let mut shelf = std::mem::take(&mut workspace.shelf);
-        let frame = self.frame(workspace, batch, weights, simd::table());
+        let failure = Failure::default();
+        let frame = Frame { workers: pool.count(), ..self.frame(workspace, batch, weights, &failure, simd::table()) };
         let pause = Pause::new(control);
         // Written by the leader, who is one thread for the whole run.
         let (open, place) = (AtomicUsize::new(progress.open), AtomicUsize::new(progress.place));
@@ -190,7 +200,7 @@ impl Program {
         let ran = pool.run_from(progress.open, &job);
         shelf.level(pool.count() - 1);
         workspace.shelf = shelf;
-        if let Err(e) = ran {
+        if let Err(e) = failure.into_error().map_or(ran, Err) {
             progress.restart();
             return Err(e);
         }
@@ -208,6 +218,9 @@ impl Program {
         let mut open = worker.start();
         let mut has_worked = false;
         while let Some(instruction) = self.instructions.get(index) {
+            if frame.failure.is_noted() {
+                break;
+            }
             let solo = instruction.op.solo(frame);
             let waits = |&&before: &&usize| before >= open && !(solo && self.instructions[before].op.solo(frame));
             if instruction.after.iter().take_while(|&&before| before >= open).find(waits).is_some() {
@@ -258,16 +271,19 @@ impl Program {
     }
 
     /// Runs every operation's definition, on the calling thread: what `run` is tested against.
-    pub fn run_scalar(&self, workspace: &mut Workspace, batch: &Batch, weights: &[Weight]) {
-        let frame = self.frame(workspace, batch, weights, simd::table());
+    pub fn run_scalar(&self, workspace: &mut Workspace, batch: &Batch, weights: &[Weight]) -> Result<()> {
+        let failure = Failure::default();
+        let frame = self.frame(workspace, batch, weights, &failure, simd::table());
         for instruction in &self.instructions {
             instruction.op.scalar(&frame);
         }
+        failure.into_error().map_or(Ok(()), Err)
     }
 
     /// Rows of a value after a run; `[rows, width]`, row after row. For values that were kept.
     pub fn read(&self, workspace: &mut Workspace, batch: &Batch, value: Value, out: &mut Vec<f32>) -> Result<()> {
-        let frame = self.frame(workspace, batch, &[], simd::table());
+        let failure = Failure::default();
+        let frame = self.frame(workspace, batch, &[], &failure, simd::table());
         let (rows, width) = (frame.rows(value), frame.slot(value).width);
         out.clear();
         crate::error::reserve(out, rows * width, "a copy of a value")?;
@@ -279,7 +295,8 @@ impl Program {
 
     /// Copies one row of the result.
     pub fn copy_output_row(&self, workspace: &mut Workspace, batch: &Batch, row: usize, out: &mut [f32]) {
-        let frame = self.frame(workspace, batch, &[], simd::table());
+        let failure = Failure::default();
+        let frame = self.frame(workspace, batch, &[], &failure, simd::table());
         out.copy_from_slice(frame.row(self.output, row));
     }
 }

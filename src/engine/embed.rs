@@ -1,13 +1,13 @@
 //! Embeddings: what the last layer makes of a text, after the final norm, one row for each token or pooled into one.
 
-use super::forward::until_done;
+use super::forward::{runner, until_done};
 use super::load::Engine;
 use super::runner::{Runner, Work};
 use super::sequence::{Sequence, SequenceOptions};
 use crate::cache::LayerPages;
 use crate::ensure;
 use crate::error::{Error, Kind, Result, vec_filled, vec_with_capacity};
-use crate::ops::{KvPages, StatePointers};
+use crate::ops::StatePointers;
 use std::sync::Arc;
 
 /// How rows become one.
@@ -60,10 +60,11 @@ impl Engine {
         sequence.state.begin()?;
         for (index, piece) in tokens.chunks(self.shapes().most_rows()).enumerate() {
             sequence.reserve(piece.len())?;
-            let (position, pages, state) = (sequence.len(), sequence.kv(), sequence.state.pointers(index > 0));
-            let work = Work { tokens: piece, position, source: 0, pages, state };
+            let (position, pages, state) = (sequence.len(), &sequence.pages, sequence.state.pointers(index > 0));
             let cancelled = || canceller.count() != count;
-            let mut runner = until_done(self, &cancelled, |runner, control| runner.embed(&work, self, control))?;
+            let mut runner = runner(self, &cancelled)?;
+            runner.set([Work { tokens: piece, position, source: 0, pages, state }]);
+            until_done(self, &cancelled, |control| runner.embed(self, control))?;
             pool.take(&mut runner, Runner::hidden)?;
             drop(runner);
             sequence.tokens.extend_from_slice(piece);
@@ -73,11 +74,12 @@ impl Engine {
 
     fn embed_source(self: &Arc<Self>, tokens: &[i32], pool: &mut Pool) -> Result<()> {
         let fresh: Vec<LayerPages> = self.source_pages(tokens.len())?;
-        let pages: Vec<KvPages> = fresh.iter().map(|pages| KvPages::new(pages.pointers())).collect();
-        let work = Work { tokens, position: 0, source: tokens.len(), pages, state: StatePointers::none() };
         let canceller = super::Canceller::new(self.alarm());
         let count = canceller.count();
-        let mut runner = until_done(self, &|| canceller.count() != count, |runner, control| runner.encode(&work, self, control))?;
+        let cancelled = || canceller.count() != count;
+        let mut runner = runner(self, &cancelled)?;
+        runner.set([Work { tokens, position: 0, source: tokens.len(), pages: &fresh, state: StatePointers::none() }]);
+        until_done(self, &cancelled, |control| runner.encode(self, control))?;
         pool.take(&mut runner, Runner::encoded)
     }
 }

@@ -1,14 +1,14 @@
 //! Sources: the text a translating model reads before it writes. The encoder runs once over the whole of it; what the decoder's
 //! layers need of it stays with the sequence.
 
-use super::forward::until_done;
+use super::forward::{runner, until_done};
 use super::load::Engine;
 use super::runner::Work;
 use super::sequence::Sequence;
 use crate::cache::LayerPages;
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
-use crate::ops::{KvPages, StatePointers};
+use crate::ops::StatePointers;
 use std::sync::Arc;
 
 impl Engine {
@@ -60,10 +60,13 @@ impl Sequence {
             self.len()
         );
         let fresh = engine.source_pages(source.len())?;
-        let pages: Vec<KvPages> = fresh.iter().map(|pages| KvPages::new(pages.pointers())).collect();
-        let work = Work { tokens: source, position: 0, source: source.len(), pages, state: StatePointers::none() };
+        let work = Work { tokens: source, position: 0, source: source.len(), pages: &fresh, state: StatePointers::none() };
         let (canceller, count) = (self.canceller(), self.canceller().count());
-        drop(until_done(&engine, &|| canceller.count() != count, |runner, control| runner.encode(&work, &engine, control))?);
+        let cancelled = || canceller.count() != count;
+        let mut runner = runner(&engine, &cancelled)?;
+        runner.set([work]);
+        until_done(&engine, &cancelled, |control| runner.encode(&engine, control))?;
+        drop(runner);
         self.take_source(source.len(), fresh);
         Ok(())
     }

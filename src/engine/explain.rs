@@ -8,7 +8,7 @@ use crate::backend::cpu::pause::Control;
 use crate::circuit;
 use crate::ensure;
 use crate::error::Result;
-use crate::ops::{Batch, KvPages, StatePointers, Value};
+use crate::ops::{Batch, StatePointers, Value};
 use crate::options::LoadOptions;
 use std::path::Path;
 use std::sync::Arc;
@@ -85,10 +85,10 @@ impl Engine {
         for piece in tokens.chunks(slice) {
             sequence.reserve(piece.len())?;
             sequence.state.begin()?;
-            let (position, pages, state) = (sequence.len(), sequence.kv(), sequence.state.pointers(false));
-            runner::fill(&mut batch, &[Work { tokens: piece, position, source: sequence.source(), pages, state }]);
+            let (position, pages, state) = (sequence.len(), &sequence.pages, sequence.state.pointers(false));
+            runner::fill(&mut batch, [Work { tokens: piece, position, source: sequence.source(), pages, state }]);
             match (bodies, &mut room) {
-                (Bodies::Definition, Room::Host(workspace)) => program.run_scalar(workspace, &batch, self.weights()),
+                (Bodies::Definition, Room::Host(workspace)) => program.run_scalar(workspace, &batch, self.weights())?,
                 _ => drop(room.run(self, &mut program, &batch, &mut circuit::Progress::default(), false, Control::none())?),
             }
             sequence.state.commit(Some(position));
@@ -115,12 +115,11 @@ impl Engine {
         let (mut program, values) = prepare::compiled(circuit, Shape { rows: source.len(), sequences: 1 }, names)?;
         let mut room = Room::of(self, &program)?;
         let pages = self.source_pages(source.len())?;
-        let kv = pages.iter().map(|pages| KvPages::new(pages.pointers())).collect();
         let mut batch = Batch::default();
-        let work = Work { tokens: source, position: 0, source: source.len(), pages: kv, state: StatePointers::none() };
-        runner::fill(&mut batch, &[work]);
+        let work = Work { tokens: source, position: 0, source: source.len(), pages: &pages, state: StatePointers::none() };
+        runner::fill(&mut batch, [work]);
         match (bodies, &mut room) {
-            (Bodies::Definition, Room::Host(workspace)) => program.run_scalar(workspace, &batch, self.weights()),
+            (Bodies::Definition, Room::Host(workspace)) => program.run_scalar(workspace, &batch, self.weights())?,
             _ => drop(room.run(self, &mut program, &batch, &mut circuit::Progress::default(), false, Control::none())?),
         }
         let captured = |value: &Value| {

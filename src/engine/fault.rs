@@ -78,8 +78,8 @@ impl<'a> Probe<'a> {
         copy.drop_to(position);
         copy.reserve(1)?;
         copy.state.begin()?;
-        let (source, pages, state) = (copy.source(), copy.kv(), copy.state.pointers(false));
-        runner::fill(&mut self.batch, &[Work { tokens, position, source, pages, state }]);
+        let (source, pages, state) = (copy.source(), &copy.pages, copy.state.pointers(false));
+        runner::fill(&mut self.batch, [Work { tokens, position, source, pages, state }]);
         let mut progress = circuit::Progress::default();
         self.room.run(engine, &mut self.program, &self.batch, &mut progress, false, Control::none())?;
         for (index, (value, _)) in self.watched.iter().enumerate() {

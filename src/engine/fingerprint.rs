@@ -64,7 +64,7 @@ impl Maker {
         row.resize(*cols, 0.0f32);
         let all = rows * spec.experts();
         for i in 0..all.min(ROWS) {
-            weight.decode_row(if all <= ROWS { i } else { i * (all - 1) / (ROWS - 1) }, row);
+            weight.decode_row(if all <= ROWS { i } else { i * (all - 1) / (ROWS - 1) }, row)?;
             row.iter().for_each(|v| sums.word(u64::from(v.to_bits())));
         }
         Ok(())

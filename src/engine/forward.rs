@@ -1,10 +1,9 @@
 //! Running tokens through the model: prompts in slices, one token for each of many sequences together.
 
-use super::cancel::Canceller;
 use super::counters::Counters;
 use super::load::Engine;
-use super::runner::{Runner, Work};
-use super::sequence::Sequence;
+use super::runner::{MOST_SEQUENCES, Runner, Work};
+use super::sequence::{Before, Sequence};
 use crate::backend::cpu::pause::Control;
 use crate::bail;
 use crate::circuit::Outcome;
@@ -24,35 +23,33 @@ pub fn forward(sequences: &mut [&mut Sequence], tokens: &[i32]) -> Result<()> {
             Error::new(Kind::InvalidArgument, format!("sequence {index} belongs to another model than sequence 0")).at(index as u64)
         );
     }
-    let mut parts: Vec<(&mut Sequence, &[i32])> = sequences.iter_mut().map(|s| &mut **s).zip(tokens.chunks(1)).collect();
-    let cancels: Vec<(Arc<Canceller>, u64)> = parts.iter().map(|(s, _)| (Arc::clone(s.canceller()), s.canceller().count())).collect();
-    append_unless(&engine, &mut parts, true, &|| cancels.iter().any(|(canceller, count)| canceller.count() != *count))
+    sequences.iter_mut().for_each(|s| s.begin_call());
+    append(&engine, sequences, tokens, true)
 }
 
-/// Appends tokens, chosen or read, to sequences of one engine, unless that is cancelled; all or nothing.
-pub(super) fn append_unless(
-    engine: &Engine,
-    parts: &mut [(&mut Sequence, &[i32])],
-    chosen: bool,
-    cancelled: &dyn Fn() -> bool,
-) -> Result<()> {
-    for (sequence, tokens) in parts.iter() {
+/// Appends tokens, chosen or read, to sequences of one engine, the same number to each, unless the call that began on one of them
+/// ([`Sequence::begin_call`]) is cancelled; all or nothing.
+pub(super) fn append(engine: &Engine, sequences: &mut [&mut Sequence], tokens: &[i32], chosen: bool) -> Result<()> {
+    let each = tokens.len() / sequences.len().max(1);
+    if each == 0 {
+        return Ok(());
+    }
+    for (sequence, tokens) in sequences.iter().zip(tokens.chunks(each)) {
         check(engine, sequence, tokens, 0)?;
     }
     let started = Instant::now();
-    // Until the state is known to be sound again, nobody may share it.
-    let before: Vec<(usize, usize, Counters)> = parts.iter_mut().map(|(s, _)| (s.len(), s.set_exact(0), s.counters)).collect();
-    let done = run(engine, parts, cancelled);
+    sequences.iter_mut().for_each(|sequence| sequence.note_before());
+    let done = run(engine, sequences, tokens, each);
     let spent = started.elapsed();
-    for ((sequence, tokens), (before, exact, counters)) in parts.iter_mut().zip(before) {
+    for sequence in sequences {
+        let Before { len, exact, counters, .. } = sequence.before;
         match &done {
-            Ok(()) if sequence.len() > before => {
-                sequence.state.commit(Some(before));
-                sequence.counters.note(tokens.len(), chosen, spent);
+            Ok(()) => {
+                sequence.state.commit(Some(len));
+                sequence.counters.note(each, chosen, spent);
             }
-            Ok(()) => {}
             Err(e) => {
-                sequence.drop_to(before);
+                sequence.drop_to(len);
                 let cancelled = counters.cancelled + u64::from(e.kind() == Kind::Cancelled);
                 sequence.counters = Counters { cancelled, ..counters };
             }
@@ -69,35 +66,32 @@ pub(super) fn recompute(engine: &Engine, sequence: &mut Sequence, len: usize) ->
     sequence.reserve_between(position, len)?;
     sequence.state.begin()?;
     let token = [sequence.tokens[position]];
-    let work = Work { tokens: &token, position, source: sequence.source(), pages: sequence.kv(), state: sequence.state.pointers(false) };
     let mut runner = engine.runner()?;
     runner.begin();
-    while runner.run(std::slice::from_ref(&work), engine, Control::none())? == Outcome::Suspended {}
+    let (source, pages, state) = (sequence.source(), &sequence.pages, sequence.state.pointers(false));
+    runner.set([Work { tokens: &token, position, source, pages, state }]);
+    while runner.run(engine, Control::none())? == Outcome::Suspended {}
     runner.logits(0, &mut sequence.state);
     sequence.state.commit(None);
     Ok(())
 }
 
-/// Runs one batch to its end, unless it is cancelled; the runner holds its logits.
-fn finish<'a>(engine: &'a Engine, work: &[Work<'_>], cancelled: &dyn Fn() -> bool) -> Result<MutexGuard<'a, Runner>> {
-    until_done(engine, cancelled, |runner, control| runner.run(work, engine, control))
+/// The runner of blocking calls, for a batch that begins, unless the call is cancelled while others have it.
+pub(super) fn runner<'a>(engine: &'a Engine, cancelled: &dyn Fn() -> bool) -> Result<MutexGuard<'a, Runner>> {
+    let Some(mut runner) = engine.runner_unless(cancelled)? else { bail!(Cancelled, "the call was cancelled") };
+    runner.begin();
+    Ok(runner)
 }
 
 /// Calls `run` until what it runs is done, unless that is cancelled.
-pub(super) fn until_done<'a>(
-    engine: &'a Engine,
-    cancelled: &dyn Fn() -> bool,
-    mut run: impl FnMut(&mut Runner, Control<'_>) -> Result<Outcome>,
-) -> Result<MutexGuard<'a, Runner>> {
+pub(super) fn until_done(engine: &Engine, cancelled: &dyn Fn() -> bool, mut run: impl FnMut(Control<'_>) -> Result<Outcome>) -> Result<()> {
     let rings = engine.alarm().rings();
-    let Some(mut runner) = engine.runner_unless(cancelled)? else { bail!(Cancelled, "the call was cancelled") };
-    runner.begin();
     loop {
         // Read before the look: a cancel after it is a ring that the run notices.
         let seen = rings.load(Ordering::SeqCst);
         ensure!(!cancelled(), Cancelled, "the call was cancelled");
-        if run(&mut runner, Control::new(rings, seen, None))? == Outcome::Done {
-            return Ok(runner);
+        if run(Control::new(rings, seen, None))? == Outcome::Done {
+            return Ok(());
         }
     }
 }
@@ -132,49 +126,49 @@ impl Engine {
     }
 }
 
-/// Runs everything; sequences grow as slices succeed.
-fn run(engine: &Engine, parts: &mut [(&mut Sequence, &[i32])], cancelled: &dyn Fn() -> bool) -> Result<()> {
-    for group in parts.chunks_mut(engine.shapes().most_sequences()) {
-        let mut done = vec![0usize; group.len()];
+/// Appends `each` tokens to every sequence; sequences grow as slices succeed. Allocates nothing here.
+fn run(engine: &Engine, sequences: &mut [&mut Sequence], tokens: &[i32], each: usize) -> Result<()> {
+    let (most_sequences, most_rows) = (engine.shapes().most_sequences(), engine.shapes().most_rows());
+    for (group, tokens) in sequences.chunks_mut(most_sequences).zip(tokens.chunks(most_sequences.saturating_mul(each))) {
+        let mut done = [0usize; MOST_SEQUENCES];
         loop {
             // Each sequence gets its next slice; slices of one batch share the rows there are.
-            let mut rows = engine.shapes().most_rows();
-            let mut slices: Vec<(usize, usize)> = Vec::with_capacity(group.len());
-            for (index, (sequence, tokens)) in group.iter_mut().enumerate() {
-                let count = (tokens.len() - done[index]).min(rows);
+            let mut rows = most_rows;
+            let mut counts = [0usize; MOST_SEQUENCES];
+            for (index, sequence) in group.iter_mut().enumerate() {
+                let count = (each - done[index]).min(rows);
                 if count > 0 {
                     sequence.reserve(count)?;
                     if done[index] == 0 {
                         sequence.state.begin()?;
                     }
                     rows -= count;
-                    slices.push((index, count));
+                    counts[index] = count;
                 }
             }
-            if slices.is_empty() {
+            if rows == most_rows {
                 break;
             }
-            let work: Vec<Work<'_>> = slices
-                .iter()
-                .map(|&(index, count)| {
-                    let (sequence, tokens) = &mut group[index];
-                    let tokens: &[i32] = tokens;
-                    let state = sequence.state.pointers(done[index] > 0);
-                    let (position, source) = (sequence.len(), sequence.source());
-                    Work { tokens: &tokens[done[index]..done[index] + count], position, source, pages: sequence.kv(), state }
-                })
-                .collect();
-            let mut runner = finish(engine, &work, cancelled)?;
-            for (row, &(index, count)) in slices.iter().enumerate() {
-                let (sequence, tokens) = &mut group[index];
-                let piece = &tokens[done[index]..done[index] + count];
-                sequence.tokens.extend_from_slice(piece);
+            let piece = |index: usize| &tokens[index * each + done[index]..][..counts[index]];
+            let cancelled = || group.iter().any(|sequence| sequence.is_call_cancelled());
+            let mut runner = runner(engine, &cancelled)?;
+            runner.set(group.iter().enumerate().filter(|(index, _)| counts[*index] > 0).map(|(index, sequence)| Work {
+                tokens: piece(index),
+                position: sequence.len(),
+                source: sequence.source(),
+                pages: &sequence.pages,
+                state: sequence.state.pointers(done[index] > 0),
+            }));
+            until_done(engine, &cancelled, |control| runner.run(engine, control))?;
+            for (row, index) in (0..group.len()).filter(|index| counts[*index] > 0).enumerate() {
+                let sequence = &mut group[index];
+                sequence.tokens.extend_from_slice(piece(index));
                 sequence.counters.passes += 1;
-                done[index] += count;
-                if done[index] == tokens.len() {
+                if done[index] + counts[index] == each {
                     runner.logits(row, &mut sequence.state);
                 }
             }
+            done.iter_mut().zip(counts).for_each(|(done, count)| *done += count);
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! A load as a machine that does a little at a time: bytes that must be read, headers, weights slice by slice, tokenizer.
 //!
 //! Whoever drives it decides how much each step may do and looks at clock and cancel flag in between; dropping it at any point
-//! frees everything. Headers, the tokenizer and each program are made in one piece.
+//! frees everything. Headers and each program are made in one piece.
 
 use super::cost::Cost;
 use super::fingerprint::Maker;
@@ -29,10 +29,12 @@ use crate::options::{Compute, LoadOptions};
 use crate::runtime::{self, Class, Level};
 use crate::text::Tokenizer;
 use crate::text::own_stack::Beside;
+use crate::text::turns::Turns;
 use crate::weights::{Checkpoint, Input, Reading, Role, Source, WeightSpec};
 use crate::{bail, ensure};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 /// How far a load is.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +66,7 @@ enum Stage {
     Programs(Box<Prepared>, Box<Programs>),
     Pool(Box<Prepared>, Box<Programs>),
     Vocabulary(Box<Weights>),
+    Words(Box<Weights>, Turns<Vocabulary>),
     Weights(Box<Weights>, Words),
     Finish(Box<Weights>, Words),
     /// Done or failed.
@@ -167,13 +170,18 @@ impl Loader {
     /// Does about `most` bytes of work, or one piece that is not counted in bytes. The engine, when that was the last one.
     /// After an error, and after the engine, only dropping is left.
     pub fn step(&mut self, most: usize) -> Result<Option<Arc<Engine>>> {
-        let made = self.advance(most)?;
+        self.step_for(most, None)
+    }
+
+    /// As [`Loader::step`]; the tokenizer, which takes longest of all that is not counted in bytes, is left off after `time`.
+    pub fn step_for(&mut self, most: usize, time: Option<Duration>) -> Result<Option<Arc<Engine>>> {
+        let made = self.advance(most, time)?;
         // What was made with the last memory there is must not stay.
         ensure_memory("the load").inspect_err(|_| self.stage = Stage::Ended)?;
         Ok(made)
     }
 
-    fn advance(&mut self, most: usize) -> Result<Option<Arc<Engine>>> {
+    fn advance(&mut self, most: usize, time: Option<Duration>) -> Result<Option<Arc<Engine>>> {
         self.stage = match std::mem::replace(&mut self.stage, Stage::Ended) {
             Stage::Reading(mut reading) => {
                 let all = reading.step(most)?;
@@ -185,7 +193,6 @@ impl Loader {
             }
             Stage::Headers(checkpoint) => {
                 let prepared = Prepared::of(*checkpoint, &self.options)?;
-                self.progress = Progress { done_bytes: 0, total_bytes: 0, phase: "weights" };
                 runtime::note(Level::Info, 0, || format!("load: a model of type {}", prepared.model_type));
                 Stage::Programs(Box::new(prepared), Box::default())
             }
@@ -195,19 +202,29 @@ impl Loader {
             },
             Stage::Pool(prepared, programs) => {
                 let weights = Weights::new(*prepared, *programs, &self.options, self.pool.take())?;
-                self.progress.total_bytes = weights.planned();
+                self.progress = Progress { done_bytes: 0, total_bytes: 0, phase: "tokenizer" };
                 runtime::note(Level::Info, 0, || format!("load: weights, {} bytes", weights.planned()));
                 Stage::Vocabulary(Box::new(weights))
             }
             Stage::Vocabulary(weights) => {
                 let checkpoint = Arc::clone(&weights.prepared.checkpoint);
-                // One thread is all that a host asked for where it asked for one.
-                let words = if self.at_once && weights.pool.count() > 1 {
-                    Words::Coming(Beside::start("tokenizer", move || vocabulary::open(&checkpoint))?)
+                if time.is_some() {
+                    Stage::Words(weights, Turns::start("tokenizer", move || vocabulary::open(&checkpoint))?)
+                } else if self.at_once && weights.pool.count() > 1 {
+                    self.begin_weights(weights, Words::Coming(Beside::start("tokenizer", move || vocabulary::open(&checkpoint))?))
                 } else {
-                    Words::Made(Box::new(vocabulary::open(&checkpoint)))
-                };
-                Stage::Weights(weights, words)
+                    // One thread is all that a host asked for where it asked for one.
+                    let words = Words::Made(Box::new(vocabulary::open(&checkpoint)));
+                    self.begin_weights(weights, words)
+                }
+            }
+            Stage::Words(weights, mut turns) => {
+                let made = turns.give(time, "tokenizer")?;
+                self.progress.done_bytes = turns.done();
+                match made {
+                    Some(made) => self.begin_weights(weights, Words::Made(Box::new(made))),
+                    None => Stage::Words(weights, turns),
+                }
             }
             Stage::Weights(mut weights, words) => {
                 let all = weights.step(most)?;
@@ -225,6 +242,13 @@ impl Loader {
             Stage::Ended => bail!(InvalidState, "the load has ended"),
         };
         Ok(None)
+    }
+}
+
+impl Loader {
+    fn begin_weights(&mut self, weights: Box<Weights>, words: Words) -> Stage {
+        self.progress = Progress { done_bytes: 0, total_bytes: weights.planned(), phase: "weights" };
+        Stage::Weights(weights, words)
     }
 }
 

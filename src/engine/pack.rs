@@ -1,17 +1,18 @@
 //! From a checkpoint's tensors to weights as operations use them: panels filled in parallel, vectors decoded.
 
-use super::prepare::layout_for;
+use super::layouts::layout_for;
+use super::stored;
 use super::synthetic::Random;
 use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pack::{CodeRow, LANES, Layout, Packed};
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd;
 use crate::error::{Error, Kind, Result, vec_filled};
-use crate::ops::{ExpertCache, PagedExperts, PanelSource, StoredRows, Weight};
+use crate::ops::{ExpertCache, PagedExperts, PanelSource, Weight};
 use crate::options::Compute;
 use crate::quant::{self, Unpacked};
 use crate::tensor::DType;
-use crate::weights::{Checkpoint, CodeForm, Form, Part, Pick, Role, Source, Stored, WeightSpec};
+use crate::weights::{Checkpoint, CodeForm, FileBytes, Form, Part, Pick, Role, Source, Stored, WeightSpec};
 use crate::{bail, ensure};
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
@@ -28,12 +29,12 @@ pub(super) fn read(supply: &Supply, spec: &WeightSpec) -> Result<Weight> {
     match (&spec.source, spec.role) {
         (Source::Constant(values), _) => Ok(Weight::Vector(values.clone())),
         (Source::Tensors(parts), Role::Vector { add }) => vector(supply, parts, add).map(Weight::Vector),
-        (Source::Tensors(parts), Role::Rows) => stored(supply, parts, spec.cols),
+        (Source::Tensors(parts), Role::Rows) => stored::rows(supply, parts, spec.cols),
         (Source::Tensors(_) | Source::Experts(_), _) => bail!(Internal, "{}: is a matrix", spec.name),
     }
 }
 
-fn find(checkpoint: &Checkpoint, name: &str) -> Result<Stored> {
+pub(super) fn find(checkpoint: &Checkpoint, name: &str) -> Result<Stored> {
     checkpoint.stored(name)?.ok_or_else(|| Error::new(Kind::CorruptFile, format!("the checkpoint has no tensor {name}")).named(name))
 }
 
@@ -68,63 +69,6 @@ fn vector(supply: &Supply, parts: &[Part], add: f32) -> Result<Vec<f32>> {
     }
     out.iter_mut().for_each(|v| *v += add);
     Ok(out)
-}
-
-/// Rows that stay where the checkpoint has them.
-struct InFile {
-    stored: Stored,
-    part: Part,
-}
-
-impl StoredRows for InFile {
-    fn decode_row(&self, row: usize, out: &mut [f32]) {
-        self.stored.decode_row(self.part.stored(row), out).expect("shape and type were checked when the weight was made");
-    }
-}
-
-/// Random rows in BF16.
-struct InMemory(Vec<u8>);
-
-impl StoredRows for InMemory {
-    fn decode_row(&self, row: usize, out: &mut [f32]) {
-        quant::decode(DType::BF16, &self.0[row * out.len() * 2..][..out.len() * 2], out).expect("two bytes an element");
-    }
-}
-
-/// Rows of several tensors, one after another: the number of the first row of each, and its rows.
-struct Shards(Vec<(usize, Box<dyn StoredRows>)>);
-
-impl StoredRows for Shards {
-    fn decode_row(&self, row: usize, out: &mut [f32]) {
-        let after = self.0.partition_point(|(first, _)| *first <= row);
-        let (first, rows) = &self.0[after - 1];
-        rows.decode_row(row - first, out);
-    }
-}
-
-fn stored(supply: &Supply, parts: &[Part], cols: usize) -> Result<Weight> {
-    if let [part] = parts {
-        return stored_rows(supply, part, cols).map(Weight::Stored);
-    }
-    let mut shards = crate::error::vec_with_capacity(parts.len(), "the list of a table's shards")?;
-    let mut first = 0;
-    for part in parts {
-        shards.push((first, stored_rows(supply, part, cols)?));
-        first += part.rows;
-    }
-    Ok(Weight::Stored(Box::new(Shards(shards))))
-}
-
-fn stored_rows(supply: &Supply, part: &Part, cols: usize) -> Result<Box<dyn StoredRows>> {
-    Ok(match supply {
-        Supply::Checkpoint(checkpoint) => {
-            let stored = find(checkpoint, &part.tensor)?;
-            // Once now, so that a type nobody decodes is an error here and not a surprise later.
-            stored.decode_row(part.stored(0), &mut vec_filled(cols, 0.0, "a row")?)?;
-            Box::new(InFile { part: oriented(part, &stored), stored })
-        }
-        Supply::Random(random) => Box::new(InMemory(random.rows(&part.tensor, part.rows, cols)?)),
-    })
 }
 
 /// One tensor on its way into panels, some of them at a time.
@@ -232,20 +176,36 @@ impl Packing {
 
 /// Rows of one expert's part at a time, out of the file (see [`PagedExperts`]).
 struct InFileExperts {
-    /// By expert and part: the tensor, and the part as it reads it.
-    parts: Vec<Vec<(Stored, Part, Layout)>>,
+    /// By expert and part.
+    parts: Vec<Vec<PagedPart>>,
     cols: usize,
+}
+
+/// Rows of an expert, left in their file.
+struct PagedPart {
+    stored: Stored,
+    /// As it reads the tensor.
+    part: Part,
+    layout: Layout,
+    /// For messages.
+    file: Option<Arc<FileBytes>>,
 }
 
 impl PanelSource for InFileExperts {
     fn pack(&self, expert: usize, part: usize, rows: Range<usize>) -> Result<Packed> {
-        let (stored, part, layout) = &self.parts[expert][part];
-        let mut packed = Packed::new(*layout, rows.len(), self.cols)?;
-        let mut scratch = Scratch::default();
-        for (panel, start) in packed.panels_mut().zip(rows.clone().step_by(LANES)) {
-            fill(stored, part, *layout, self.cols, start..(start + LANES).min(rows.end), panel, &mut scratch)?;
-        }
-        Ok(packed)
+        let PagedPart { stored, part, layout, file } = &self.parts[expert][part];
+        let pack = || {
+            let mut packed = Packed::new(*layout, rows.len(), self.cols)?;
+            let mut scratch = Scratch::default();
+            for (panel, start) in packed.panels_mut().zip(rows.clone().step_by(LANES)) {
+                fill(stored, part, *layout, self.cols, start..(start + LANES).min(rows.end), panel, &mut scratch)?;
+            }
+            Ok(packed)
+        };
+        pack().map_err(|e: Error| {
+            let file = file.as_ref().map_or("the checkpoint", |file| file.label());
+            e.context(format!("{file}: {}, rows {rows:?} of expert {expert}", part.tensor)).named(&part.tensor)
+        })
     }
 }
 
@@ -277,12 +237,13 @@ pub(super) fn paged(checkpoint: &Checkpoint, spec: &WeightSpec, layouts: &[Layou
         for (part, layout) in own.iter().zip(layouts.by_ref()) {
             let stored = find(checkpoint, &part.tensor)?;
             let part = oriented(part, &stored);
-            list.push((stored, part, layout));
+            let file = checkpoint.locate(&part.tensor).map(|(file, _)| file);
+            list.push(PagedPart { stored, part, layout, file });
         }
-        most = most.max(list.iter().map(|(_, part, layout)| Packed::bytes(*layout, part.rows, spec.cols).unwrap_or(0) as u64).sum());
+        most = most.max(list.iter().map(|own| Packed::bytes(own.layout, own.part.rows, spec.cols).unwrap_or(0) as u64).sum());
         parts.push(list);
     }
-    let rows = |list: &Vec<(Stored, Part, Layout)>| list.iter().map(|(_, part, _)| part.rows).collect::<Vec<_>>();
+    let rows = |list: &Vec<PagedPart>| list.iter().map(|own| own.part.rows).collect::<Vec<_>>();
     let first = parts.first().map(rows).unwrap_or_default();
     ensure!(parts.iter().all(|list| rows(list) == first), Internal, "{}: experts are put together from different parts", spec.name);
     let (count, source) = (parts.len(), Box::new(InFileExperts { parts, cols: spec.cols }));

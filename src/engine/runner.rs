@@ -3,9 +3,9 @@
 use super::load::Engine;
 use crate::backend::cpu::pause::Control;
 use crate::backend::cuda::Stream;
-use crate::cache::SequenceState;
+use crate::cache::{LayerPages, SequenceState};
 use crate::circuit::{DeviceWorkspace, Outcome, Program, Progress, Workspace};
-use crate::error::Result;
+use crate::error::{Result, vec_with_capacity};
 use crate::ops::{Batch, KvPages, Segment, StatePointers, Value};
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,9 +37,12 @@ pub(super) static ON_HOST: Shapes = Shapes {
 
 /// What suits a device, which wants many rows at once.
 pub(super) static ON_DEVICE: Shapes = Shapes {
-    all: [ONE, Shape { rows: 64, sequences: 64 }, Shape { rows: 2048, sequences: 64 }],
-    steps: [ONE, Shape { rows: 64, sequences: 64 }, Shape { rows: MOST_STEP_ROWS, sequences: 64 }],
+    all: [ONE, Shape { rows: 64, sequences: MOST_SEQUENCES }, Shape { rows: 2048, sequences: MOST_SEQUENCES }],
+    steps: [ONE, Shape { rows: 64, sequences: MOST_SEQUENCES }, Shape { rows: MOST_STEP_ROWS, sequences: MOST_SEQUENCES }],
 };
+
+/// Most sequences of a batch, anywhere.
+pub(super) const MOST_SEQUENCES: usize = 64;
 
 /// Most rows of bounded work, anywhere.
 pub(super) const MOST_STEP_ROWS: usize = 512;
@@ -128,7 +131,7 @@ pub(super) struct Work<'a> {
     pub position: usize,
     /// Tokens of the source its sequence has read.
     pub source: usize,
-    pub pages: Vec<KvPages>,
+    pub pages: &'a [LayerPages],
     pub state: StatePointers,
 }
 
@@ -141,7 +144,19 @@ impl Runner {
         stream: Option<&Arc<Stream>>,
         sizes: (usize, usize),
     ) -> Result<Runner> {
-        let batch = Batch { slots: Arc::clone(slots), ..Batch::default() };
+        // Room for the widest batch, so that none allocates later.
+        let (rows, sequences) = programs.iter().fold((0, 0), |(r, s), (shape, _)| (r.max(shape.rows), s.max(shape.sequences)));
+        let what = "the widest batch";
+        let batch = Batch {
+            tokens: vec_with_capacity(rows, what)?,
+            positions: vec_with_capacity(rows, what)?,
+            segments: vec_with_capacity(sequences, what)?,
+            kv: vec_with_capacity(sequences.saturating_mul(sizes.0), what)?,
+            states: vec_with_capacity(sequences, what)?,
+            sources: vec_with_capacity(sequences, what)?,
+            slots: Arc::clone(slots),
+            ..Batch::default()
+        };
         let all: Vec<&Program> = programs.iter().map(|(_, p)| p).chain(&encoder).chain(&hidden).collect();
         let room = Room::new(&all, stream, sizes)?;
         Ok(Runner { programs, encoder, hidden, room, batch, progress: Progress::default() })
@@ -170,25 +185,26 @@ impl Runner {
         }
     }
 
-    /// Runs a batch that was begun, from its start or from where it left off; `work` is the same each time. Once it is done,
-    /// rows of logits are read with [`Runner::logits`].
-    pub fn run(&mut self, work: &[Work<'_>], engine: &Engine, control: Control<'_>) -> Result<Outcome> {
+    /// The batch that is run, or run on: the same each time until it is done. Its pages and states must stay what they are until then.
+    pub fn set<'a>(&mut self, work: impl IntoIterator<Item = Work<'a>>) {
         fill(&mut self.batch, work);
-        let program = pick(&mut self.programs, self.batch.tokens.len(), work.len());
+    }
+
+    /// Runs the batch, from its start or from where it left off. Once it is done, rows of logits are read with [`Runner::logits`].
+    pub fn run(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
+        let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
         self.room.run(engine, program, &self.batch, &mut self.progress, true, control)
     }
 
     /// As [`Runner::run`], for a source.
-    pub fn encode(&mut self, work: &Work<'_>, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
+    pub fn encode(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(encoder) = &mut self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
-        fill(&mut self.batch, std::slice::from_ref(work));
         self.room.run(engine, encoder, &self.batch, &mut self.progress, false, control)
     }
 
     /// As [`Runner::run`], to the last layer's output for every row; read with [`Runner::hidden`].
-    pub fn embed(&mut self, work: &Work<'_>, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
+    pub fn embed(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(hidden) = &mut self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
-        fill(&mut self.batch, std::slice::from_ref(work));
         self.room.run(engine, hidden, &self.batch, &mut self.progress, false, control)
     }
 
@@ -225,7 +241,7 @@ fn pick(programs: &mut [(Shape, Program)], rows: usize, sequences: usize) -> &mu
 }
 
 /// Writes the metadata of a batch.
-pub(super) fn fill(batch: &mut Batch, work: &[Work<'_>]) {
+pub(super) fn fill<'a>(batch: &mut Batch, work: impl IntoIterator<Item = Work<'a>>) {
     batch.tokens.clear();
     batch.positions.clear();
     batch.segments.clear();
@@ -237,7 +253,7 @@ pub(super) fn fill(batch: &mut Batch, work: &[Work<'_>]) {
         batch.tokens.extend_from_slice(w.tokens);
         batch.positions.extend((w.position..w.position + w.tokens.len()).map(|p| p as u32));
         batch.segments.push(Segment { rows: start..batch.tokens.len(), position: w.position });
-        batch.kv.extend_from_slice(&w.pages);
+        batch.kv.extend(w.pages.iter().map(|pages| KvPages::new(pages.pointers())));
         batch.kv_states = w.pages.len();
         batch.states.push(w.state);
         batch.sources.push(w.source);

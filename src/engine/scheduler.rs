@@ -55,12 +55,14 @@ pub(super) struct Stepper {
     turn: usize,
     /// The last slice had no room for prompts that wait.
     owed: bool,
+    /// Lists of a slice that is over, for the next one.
+    spare: Slice,
 }
 
 impl Stepper {
     /// Nothing under way.
     pub(super) fn new(runner: Runner) -> Stepper {
-        Stepper { runner, slice: None, turn: 0, owed: false }
+        Stepper { runner, slice: None, turn: 0, owed: false, spare: Slice::default() }
     }
 
     /// Gives back what is kept between runs; a slice under way stays.
@@ -70,6 +72,7 @@ impl Stepper {
 }
 
 /// A batch under way.
+#[derive(Default)]
 struct Slice {
     parts: Vec<Part>,
     /// Of all parts, in order.
@@ -192,7 +195,8 @@ impl Call<'_, '_> {
 
     /// The next slice: a token for each sequence that wants one, and as much of the prompts as fits.
     fn plan(&mut self) -> Result<Option<Slice>> {
-        let mut slice = Slice { parts: Vec::new(), tokens: Vec::new(), spent: Duration::ZERO, chosen: true };
+        let mut slice = std::mem::take(&mut self.stepper.spare);
+        slice.chosen = true;
         let planned = self.add_produced(&mut slice).and_then(|()| self.add_read(&mut slice));
         if let Err(e) = planned {
             self.undo(&mut slice);
@@ -202,7 +206,11 @@ impl Call<'_, '_> {
         self.stepper.turn = self.stepper.turn.wrapping_add(slice.parts.len());
         self.stepper.owed =
             (0..self.sequences.len()).any(|i| self.wants(i) && self.sequences[i].queued() > 0) && slice.parts.iter().all(|p| p.produced);
-        Ok((!slice.parts.is_empty()).then_some(slice))
+        if slice.parts.is_empty() {
+            self.retire(slice);
+            return Ok(None);
+        }
+        Ok(Some(slice))
     }
 
     /// All sequences, in the order of this slice.
@@ -291,15 +299,14 @@ impl Call<'_, '_> {
     /// Runs a slice: it is given back where time ran out, else it is done or dropped.
     fn go(&mut self, mut slice: Slice) -> Result<Option<Slice>> {
         let rings = self.engine.alarm().rings();
-        let mut work = Vec::with_capacity(slice.parts.len());
-        let mut rest = &slice.tokens[..];
-        for part in &slice.parts {
-            let sequence = &mut self.sequences[part.index];
-            let (tokens, more) = rest.split_at(part.count);
+        let mut at = 0;
+        self.stepper.runner.set(slice.parts.iter().map(|part| {
+            let sequence = &self.sequences[part.index];
+            let tokens = &slice.tokens[at..][..part.count];
+            at += part.count;
             let (position, source) = (sequence.len() + part.borrowed, sequence.source());
-            work.push(Work { tokens, position, source, pages: sequence.kv(), state: sequence.state.pointers(false) });
-            rest = more;
-        }
+            Work { tokens, position, source, pages: &sequence.pages, state: sequence.state.pointers(false) }
+        }));
         loop {
             // Read before the look: a cancel after it is a ring that the run notices.
             let seen = rings.load(Ordering::SeqCst);
@@ -308,7 +315,7 @@ impl Call<'_, '_> {
                 return Ok(None);
             }
             let started = Instant::now();
-            let ran = self.stepper.runner.run(&work, self.engine, Control::new(rings, seen, self.deadline));
+            let ran = self.stepper.runner.run(self.engine, Control::new(rings, seen, self.deadline));
             slice.spent += started.elapsed();
             match ran {
                 Ok(Outcome::Done) => break,
@@ -324,8 +331,9 @@ impl Call<'_, '_> {
             }
         }
         if self.choose_again(&mut slice) {
-            self.finish(slice);
+            self.finish(&slice);
         }
+        self.retire(slice);
         Ok(None)
     }
 
@@ -354,7 +362,7 @@ impl Call<'_, '_> {
     }
 
     /// Appends a slice's tokens and takes up what it wrote.
-    fn finish(&mut self, slice: Slice) {
+    fn finish(&mut self, slice: &Slice) {
         self.engine.cost().learn(slice.tokens.len(), slice.spent);
         let mut rest = &slice.tokens[..];
         for (row, part) in slice.parts.iter().enumerate() {
@@ -395,6 +403,14 @@ impl Call<'_, '_> {
                 self.out[part.index].state = StepState::Cancelled;
             }
         }
+        self.retire(slice);
+    }
+
+    /// Keeps the memory of a slice that is over.
+    fn retire(&mut self, mut slice: Slice) {
+        slice.parts.clear();
+        slice.tokens.clear();
+        self.stepper.spare = Slice { parts: slice.parts, tokens: slice.tokens, ..Slice::default() };
     }
 
     /// Takes back what the choosers chose for a slice.

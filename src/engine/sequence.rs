@@ -5,12 +5,12 @@
 
 use super::cancel::Canceller;
 use super::counters::Counters;
-use super::forward::{append_unless, check, recompute};
+use super::forward::{append, check, recompute};
 use super::load::Engine;
 use super::queue::Queue;
 use crate::cache::{LayerPages, SequenceState, SharedPage, State};
 use crate::error::{Error, Kind, Result, vec_with_capacity};
-use crate::ops::{KvPages, PAGE};
+use crate::ops::PAGE;
 use crate::{bail, ensure};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,6 +58,18 @@ pub struct Sequence {
     /// Whether it is put in the prefix tree when it is freed.
     remembers: bool,
     pub(super) counters: Counters,
+    /// What it was when the blocking call began that is under way.
+    pub(super) before: Before,
+}
+
+/// What a call that fails brings back, and what tells that it was cancelled.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Before {
+    pub len: usize,
+    pub exact: usize,
+    pub counters: Counters,
+    /// Cancels there had been.
+    cancels: u64,
 }
 
 impl Drop for Sequence {
@@ -99,6 +111,7 @@ impl Sequence {
             exact: usize::MAX,
             remembers: true,
             counters: Counters::default(),
+            before: Before::default(),
         })
     }
 
@@ -172,13 +185,12 @@ impl Sequence {
     pub fn prefill(&mut self, tokens: &[i32]) -> Result<()> {
         let engine = Arc::clone(&self.engine);
         check(&engine, self, tokens, 0)?;
-        let (canceller, cancels) = (Arc::clone(&self.canceller), self.canceller.count());
-        let cancelled = || canceller.count() != cancels;
+        self.begin_call();
         let (before, state, counters) = (self.len(), self.state.share(), self.counters);
         let taken = self.take_prefix(tokens);
         if taken.count == 0 && taken.stop.is_none() {
-            append_unless(&engine, &mut [(self, tokens)], false, &cancelled)?;
-        } else if let Err(e) = self.prefill_rest(&engine, &tokens[taken.count..], taken.stop, &cancelled) {
+            append(&engine, &mut [self], tokens, false)?;
+        } else if let Err(e) = self.prefill_rest(&engine, &tokens[taken.count..], taken.stop) {
             self.state.set(&state);
             self.drop_to(before);
             self.counters = Counters { cancelled: self.counters.cancelled, ..counters };
@@ -191,13 +203,13 @@ impl Sequence {
     }
 
     /// Computes what the prefix tree did not have, keeping what it should have on the way.
-    fn prefill_rest(&mut self, engine: &Engine, mut tokens: &[i32], stop: Option<usize>, cancelled: &dyn Fn() -> bool) -> Result<()> {
+    fn prefill_rest(&mut self, engine: &Engine, mut tokens: &[i32], stop: Option<usize>) -> Result<()> {
         if let Some((first, rest)) = stop.and_then(|stop| tokens.split_at_checked(stop - self.len())) {
-            append_unless(engine, &mut [(self, first)], false, cancelled)?;
+            append(engine, &mut [self], first, false)?;
             self.keep_prefix();
             tokens = rest;
         }
-        if tokens.is_empty() { Ok(()) } else { append_unless(engine, &mut [(self, tokens)], false, cancelled) }
+        append(engine, &mut [self], tokens, false)
     }
 
     /// Takes up shared pages, from the one that the next position lies on; tokens have to follow.
@@ -362,8 +374,19 @@ impl Sequence {
         self.own_pages().try_for_each(|pages| pages.reserve(from, to))
     }
 
-    /// Borrows the pages for a run.
-    pub(super) fn kv(&self) -> Vec<KvPages> {
-        self.pages.iter().map(|pages| KvPages::new(pages.pointers())).collect()
+    /// Cancels from now on mean the call that begins.
+    pub(super) fn begin_call(&mut self) {
+        self.before.cancels = self.canceller.count();
+    }
+
+    /// Whether the call that is under way was cancelled.
+    pub(super) fn is_call_cancelled(&self) -> bool {
+        self.canceller.count() != self.before.cancels
+    }
+
+    /// Remembers what a call that fails brings back. Until the state is known to be sound again, nobody may share it.
+    pub(super) fn note_before(&mut self) {
+        let exact = self.set_exact(0);
+        self.before = Before { len: self.len(), exact, counters: self.counters, ..self.before };
     }
 }

@@ -50,7 +50,7 @@ impl Sequence {
 /// Opens all bytes; the format's version follows as one digit.
 const MAGIC: &[u8; 7] = b"mtrlseq";
 /// Grows with every change of what follows.
-const VERSION: u8 = b'2';
+const VERSION: u8 = b'3';
 
 impl Snapshot {
     /// The tokens.

@@ -1,6 +1,7 @@
 //! The tokenizer and chat template of a checkpoint, wherever it keeps them.
 
 use crate::error::{Error, Kind, Result};
+use crate::text::turns::pass;
 use crate::text::{ChatTemplate, GgufVocab, Tokenizer};
 use crate::weights::{Checkpoint, Gguf};
 use serde_json::Value;
@@ -63,7 +64,11 @@ fn vocab(gguf: &Gguf) -> Result<GgufVocab<'_>> {
     let text = |name: &str| -> Result<String> { Ok(gguf.str(&key(name))?.unwrap_or_default().to_string()) };
     let strings = |name: &str| -> Result<Option<Vec<Cow<'_, str>>>> {
         let Some(list) = gguf.strings(&key(name))? else { return Ok(None) };
-        Ok(Some(list.map(String::from_utf8_lossy).collect()))
+        let text = |bytes| {
+            pass(0)?;
+            Ok(String::from_utf8_lossy(bytes))
+        };
+        list.map(text).collect::<Result<_>>().map(Some)
     };
     // Ids are compared as written; what does not fit is judged by the tokenizer.
     let id = |name: &str| -> Result<Option<i64>> { Ok(gguf.u64(&key(name))?.map(|id| i64::try_from(id).unwrap_or(i64::MAX))) };

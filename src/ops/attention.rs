@@ -94,14 +94,14 @@ pub(super) unsafe fn store(frame: &Frame<'_>, page: *mut u8, at: usize, step: us
 ///
 /// # Safety
 /// `at` is inside the page, and nobody writes that element now.
-unsafe fn load(page: *const u8, at: usize, dtype: KvType) -> f32 {
+unsafe fn load(page: *const u8, at: usize, dtype: KvType) -> f64 {
     // SAFETY: the caller's promise.
-    unsafe {
+    f64::from(unsafe {
         match dtype {
             KvType::F32 => page.cast::<f32>().add(at).read(),
             KvType::F16 => page.cast::<f16>().add(at).read().to_f32(),
         }
-    }
+    })
 }
 
 impl Op for CacheWrite {
@@ -176,40 +176,58 @@ impl Attention {
     fn first(&self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
+}
 
-    /// One query, as written in the papers, in f64.
-    fn scalar_query(&self, frame: &Frame<'_>, pages: &KvPages, row: usize, head: usize, y: &mut [f32]) {
-        let (spec, kv_head) = (&self.spec, head / self.group());
-        let q = &frame.row(self.q, row)[head * spec.key_dim..][..spec.key_dim];
-        let position = frame.batch.positions[row] as usize;
-        let first = self.first(position);
-        let mut scores: Vec<f64> = (first..=position)
-            .map(|p| {
-                let page = pages.page(p / PAGE);
-                let base = spec.key_at(kv_head) + p % PAGE / 16 * 16 * spec.key_dim + p % 16;
-                // SAFETY: inside the page; written before this operation.
-                let dot: f64 =
-                    (0..spec.key_dim).map(|d| f64::from(q[d]) * f64::from(unsafe { load(page, base + d * 16, spec.dtype) })).sum();
-                let score = dot * f64::from(self.scale);
-                self.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
-            })
-            .collect();
-        let sink = self.sinks.map(|id| f64::from(frame.weight(id).vector()[head]));
-        let most = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
-        scores.iter_mut().for_each(|s| *s = (*s - most).exp());
-        let total: f64 = scores.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - most).exp());
-        for (d, y) in y.iter_mut().enumerate() {
-            let at = |p: usize| spec.value_at(kv_head) + p % PAGE * spec.value_dim + d;
-            *y = scores
-                .iter()
-                .enumerate()
-                .map(|(i, s)| {
-                    let p = first + i;
-                    // SAFETY: as above.
-                    s / total * f64::from(unsafe { load(pages.page(p / PAGE), at(p), spec.dtype) })
-                })
-                .sum::<f64>() as f32;
-        }
+/// What every attention over pages of keys and values asks for: queries of the keys' width, pages as the layer declared them, values
+/// that the kernel has room for, a sink for each head. Gives the result's shape.
+pub(super) fn check(
+    name: &str,
+    shapes: &dyn Shapes,
+    (q, heads): (Value, usize),
+    (state, spec): (StateId, &KvSpec),
+    sinks: Option<WeightId>,
+) -> Result<Shape> {
+    let (q, KvSpec { heads: kv_heads, key_dim, value_dim, .. }) = (shapes.value(q), *spec);
+    ensure!(q.width == heads * key_dim, Internal, "{name}: {q:?} for {heads} heads of {key_dim}");
+    ensure!(*spec == shapes.kv(state), Internal, "{name}: {spec:?} over pages of {:?}", shapes.kv(state));
+    ensure!(kv_heads > 0 && heads.is_multiple_of(kv_heads), Unsupported, "{name}: {heads} query heads over {kv_heads} key/value heads");
+    ensure!(value_dim <= VALUE_DIM, Unsupported, "{name}: values of {value_dim} elements; at most {VALUE_DIM} are computed");
+    if let Some(sinks) = sinks {
+        let found = shapes.weight(sinks).1;
+        ensure!(found == heads, Internal, "{name}: {found} sinks for {heads} heads");
+    }
+    Ok(Shape::f32(q.rows, heads * value_dim))
+}
+
+/// The definition of one query over the positions it sees, as written in the papers, in f64.
+pub(super) fn define(
+    spec: &KvSpec,
+    pages: &KvPages,
+    q: &[f32],
+    kv_head: usize,
+    positions: Range<usize>,
+    [scale, softcap, sink]: [Option<f32>; 3],
+    y: &mut [f32],
+) {
+    let (scale, softcap, sink) = (f64::from(scale.unwrap_or(1.0)), softcap.map(f64::from), sink.map(f64::from));
+    let mut scores: Vec<f64> = positions
+        .clone()
+        .map(|p| {
+            let page = pages.page(p / PAGE);
+            let base = spec.key_at(kv_head) + p % PAGE / 16 * 16 * spec.key_dim + p % 16;
+            // SAFETY: inside the page; written before this operation.
+            let dot: f64 = (0..spec.key_dim).map(|d| f64::from(q[d]) * unsafe { load(page, base + d * 16, spec.dtype) }).sum();
+            softcap.map_or(dot * scale, |cap| cap * (dot * scale / cap).tanh())
+        })
+        .collect();
+    let most = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+    scores.iter_mut().for_each(|s| *s = (*s - most).exp());
+    let total: f64 = scores.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - most).exp());
+    for (d, y) in y.iter_mut().enumerate() {
+        let at = |p: usize| spec.value_at(kv_head) + p % PAGE * spec.value_dim + d;
+        // SAFETY: as above.
+        let value = |p: usize| unsafe { load(pages.page(p / PAGE), at(p), spec.dtype) };
+        *y = scores.iter().zip(positions.clone()).map(|(s, p)| s / total * value(p)).sum::<f64>() as f32;
     }
 }
 
@@ -225,23 +243,8 @@ impl Op for Attention {
     }
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
-        let (q, spec) = (shapes.value(self.q), &self.spec);
-        ensure!(q.width == self.heads * spec.key_dim, Internal, "attention: {q:?} for {} heads of {}", self.heads, spec.key_dim);
-        ensure!(
-            self.heads.is_multiple_of(spec.heads),
-            Unsupported,
-            "attention: {} query heads over {} key/value heads",
-            self.heads,
-            spec.heads
-        );
-        ensure!(
-            spec.value_dim <= VALUE_DIM,
-            Unsupported,
-            "attention: values of {} elements; at most {VALUE_DIM} are computed",
-            spec.value_dim
-        );
         ensure!(self.window != Some(0), Unsupported, "attention: a window of 0 sees nothing");
-        Ok(vec![Shape::f32(q.rows, self.heads * spec.value_dim)])
+        Ok(vec![check("attention", shapes, (self.q, self.heads), (self.state, &self.spec), self.sinks)?])
     }
 
     fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
@@ -272,7 +275,11 @@ impl Op for Attention {
                 for head in 0..self.heads {
                     // SAFETY: alone.
                     let y = unsafe { y.piece(row, head * self.spec.value_dim..(head + 1) * self.spec.value_dim) };
-                    self.scalar_query(frame, &pages, row, head, y);
+                    let q = &frame.row(self.q, row)[head * self.spec.key_dim..][..self.spec.key_dim];
+                    let position = frame.batch.positions[row] as usize;
+                    let sink = self.sinks.map(|id| frame.weight(id).vector()[head]);
+                    let factors = [Some(self.scale), self.softcap, sink];
+                    define(&self.spec, &pages, q, head / self.group(), self.first(position)..position + 1, factors, y);
                 }
             }
         }
@@ -280,13 +287,13 @@ impl Op for Attention {
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
         // An item is a block of rows and a block of heads of one segment: rows of one head in a prompt, heads of one row while decoding.
-        let heads = |s: &Segment| if s.rows.len() == 1 { HEADS.min(self.group()) } else { 1 };
-        let head_blocks = |s: &Segment| self.spec.heads * self.group().div_ceil(heads(s));
-        // Far into a sequence fewer rows make a piece, so that a run that shall leave off has not long to go.
+        let heads = |s: &Segment| if s.rows.len() == 1 { self.heads_of_a_row(frame.workers, s) } else { 1 };
+        let head_blocks = |s: &Segment| match heads(s) {
+            n if n >= self.group() => self.heads.div_ceil(n),
+            n => self.spec.heads * self.group().div_ceil(n),
+        };
         let block = |s: &Segment| {
-            let seen = self.window.unwrap_or(usize::MAX).min(s.position + s.rows.len());
-            let rows =
-                (MOST_WORK / (seen * (self.spec.key_dim + self.spec.value_dim)).max(1)).clamp(1, queries_at_once(self.spec.value_dim));
+            let rows = (MOST_WORK / self.work_of_a_query(s)).clamp(1, queries_at_once(self.spec.value_dim));
             if rows > TILE { rows / TILE * TILE } else { rows }
         };
         let items = |s: &Segment| s.rows.len().div_ceil(block(s)) * head_blocks(s);
@@ -298,15 +305,16 @@ impl Op for Attention {
                     if item < items(segment) {
                         let (first, head) = (item / head_blocks(segment) * block(segment), item % head_blocks(segment));
                         let start = segment.rows.start + first;
-                        let per_group = self.group().div_ceil(heads(segment));
-                        let first = head / per_group * self.group() + head % per_group * heads(segment);
-                        let last = (first + heads(segment)).min((head / per_group + 1) * self.group());
-                        self.attend(
-                            frame,
-                            &frame.pages(index, self.state),
-                            start..(start + block(segment)).min(segment.rows.end),
-                            first..last,
-                        );
+                        let (group, heads) = (self.group(), heads(segment));
+                        let heads = if heads >= group {
+                            head * heads..((head + 1) * heads).min(self.heads)
+                        } else {
+                            let blocks = group.div_ceil(heads);
+                            let first = head / blocks * group + head % blocks * heads;
+                            first..(first + heads).min((head / blocks + 1) * group)
+                        };
+                        let rows = start..(start + block(segment)).min(segment.rows.end);
+                        self.attend(frame, &frame.pages(index, self.state), rows, heads);
                         break;
                     }
                     item -= items(segment);
@@ -316,21 +324,39 @@ impl Op for Attention {
     }
 }
 
-/// Heads of one row that share a pass over the pages. More would leave workers without an item where there are few key/value heads.
-const HEADS: usize = 4;
 /// Rows that the kernel takes together.
 const TILE: usize = 6;
-/// Multiply-adds of a piece, where one row alone does not have more: about 0.2 ms.
+/// Multiply-adds of a piece, where one query alone does not have more: about 0.2 ms. Far into a sequence fewer rows make a piece, so that a
+/// run that shall leave off has not long to go.
 const MOST_WORK: usize = 1 << 23;
 
 impl Attention {
-    /// Rows of one segment and heads of one key/value head, in one pass over the pages.
+    /// Multiply-adds of a query at the end of a segment.
+    fn work_of_a_query(&self, s: &Segment) -> usize {
+        let seen = self.window.unwrap_or(usize::MAX).min(s.position + s.rows.len());
+        (seen * (self.spec.key_dim + self.spec.value_dim)).max(1)
+    }
+
+    /// Query heads of one row that share a pass over the pages: those of several key/value heads, as many as leave each worker its share, so
+    /// that pages are read in long runs; part of a group where it is large.
+    fn heads_of_a_row(&self, workers: usize, s: &Segment) -> usize {
+        let (most, group) = (queries_at_once(self.spec.value_dim), self.group());
+        if group > most {
+            return most;
+        }
+        // Twice the work of a piece: it waits for memory more than it computes.
+        let fit = (2 * MOST_WORK / (self.work_of_a_query(s) * group)).min(most / group);
+        fit.min(self.spec.heads.div_ceil(workers.max(1))).max(1) * group
+    }
+
+    /// Rows of one segment and heads, in one pass over the pages: one row, or heads of one key/value head.
     fn attend(&self, frame: &Frame<'_>, pages: &KvPages, rows: Range<usize>, heads: Range<usize>) {
         let (spec, y) = (&self.spec, frame.output(self.y));
         let empty = Query { q: std::ptr::null(), y: std::ptr::null_mut(), first: 0, last: 0, sink: None };
         let mut queries = [empty; QUERIES];
         let mut count = 0;
         let kv_head = heads.start / self.group();
+        // Rows of one head, or heads of one row: in either case head by head.
         for row in rows {
             for head in heads.clone() {
                 let position = frame.batch.positions[row] as usize;
@@ -347,6 +373,8 @@ impl Attention {
         }
         let call = Attend {
             queries: &queries[..count],
+            heads: heads.len().div_ceil(self.group()),
+            stride: spec.head_stride(),
             pages: pages.pages(),
             key_at: spec.key_at(kv_head),
             value_at: spec.value_at(kv_head),
@@ -358,5 +386,56 @@ impl Attention {
         };
         // SAFETY: `CacheWrite` wrote every position up to the last row's; the outputs are this item's own.
         unsafe { frame.simd.attend(&call) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::arena::Buffer;
+    use crate::backend::cpu::simd::tables;
+
+    /// More than 2^31 elements of keys and values in one layer of one sequence. All pages are the same memory, so what comes out is known:
+    /// each position of the page counts as often as there are pages that it is seen on.
+    #[test]
+    fn caches_of_more_than_two_to_the_thirty_one_elements() {
+        let spec = KvSpec { heads: 64, key_dim: 64, value_dim: 64, dtype: KvType::F32 };
+        let positions = (1usize << 31) / (spec.heads * spec.key_dim) + PAGE / 2 + 1;
+        let elements = spec.heads * PAGE * (spec.key_dim + spec.value_dim);
+        let value = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0;
+        let mut memory = Buffer::new(elements * 4, "a page").unwrap();
+        memory.as_mut_slice_of::<f32>()[..elements].iter_mut().enumerate().for_each(|(i, x)| *x = value(i));
+        let (pages, page) = (vec![memory.as_ptr(); positions.div_ceil(PAGE)], memory.as_slice_of::<f32>());
+        let (head, q) = (spec.heads - 1, (0..spec.key_dim).map(|i| value(i + 77)).collect::<Vec<f32>>());
+        let (mut sums, mut total) = (vec![0.0f64; spec.value_dim], 0.0);
+        for p in 0..PAGE {
+            let seen = (positions - p).div_ceil(PAGE) as f64;
+            let key = |d: usize| f64::from(page[spec.key_at(head) + p / 16 * 16 * spec.key_dim + p % 16 + d * 16]);
+            let weight = seen * ((0..spec.key_dim).map(|d| f64::from(q[d]) * key(d)).sum::<f64>() * 0.125).exp();
+            total += weight;
+            sums.iter_mut().enumerate().for_each(|(d, sum)| *sum += weight * f64::from(page[spec.value_at(head) + p * spec.value_dim + d]));
+        }
+        for table in tables() {
+            let mut y = vec![0.0f32; spec.value_dim];
+            let query = Query { q: q.as_ptr(), y: y.as_mut_ptr(), first: 0, last: positions - 1, sink: None };
+            let call = Attend {
+                queries: &[query],
+                heads: 1,
+                stride: 0,
+                pages: &pages,
+                key_at: spec.key_at(head),
+                value_at: spec.value_at(head),
+                key_dim: spec.key_dim,
+                value_dim: spec.value_dim,
+                half: false,
+                scale: 0.125,
+                softcap: None,
+            };
+            // SAFETY: every page has all elements of the spec, and nobody writes them; the output is this call's own.
+            unsafe { table.attend(&call) };
+            for (found, sum) in y.iter().zip(&sums) {
+                assert!((f64::from(*found) - sum / total).abs() < 2e-3, "{}: {found}, exactly {}", table.name(), sum / total);
+            }
+        }
     }
 }

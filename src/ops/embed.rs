@@ -35,7 +35,7 @@ pub struct Embed {
 
 impl Embed {
     fn row(&self, frame: &Frame<'_>, row: usize, y: &mut [f32]) {
-        frame.weight(self.table).decode_row(frame.batch.tokens[row] as usize, y);
+        frame.decode_row(self.table, frame.batch.tokens[row] as usize, y);
         if self.factor != 1.0 {
             y.iter_mut().for_each(|v| *v *= self.factor);
         }

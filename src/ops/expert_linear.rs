@@ -113,10 +113,13 @@ impl ExpertLinear {
             }
             return;
         }
-        experts.with(expert, index, |part, panels, column| {
+        let done = experts.with(expert, index, |part, panels, column| {
             let bias = self.bias.map(|id| &frame.weight(id).vector()[expert * width + column..][..part.rows()]);
             self.product(frame, part, panels, width, column, bias, pairs, scratch);
         });
+        if let Err(e) = done {
+            frame.failure.note(e);
+        }
     }
 
     /// Some panels of one expert, whose first output is `column`, for these (row, slot) pairs.
@@ -239,25 +242,30 @@ impl<'a> Experts<'a> {
     }
 
     /// Calls `f` with the part that has a chunk, the chunk's panels in it, and the part's first output.
-    fn with(&self, expert: usize, mut chunk: usize, f: impl FnOnce(&Packed, Range<usize>, usize)) {
+    fn with(&self, expert: usize, mut chunk: usize, f: impl FnOnce(&Packed, Range<usize>, usize)) -> Result<()> {
         match self {
             Experts::Paged(paged) => paged.with(expert, chunk, chunk == 0, |packed, column| f(packed, 0..packed.panels(), column)),
             Experts::Packed(matrices) => {
                 let mut column = 0;
                 for part in &matrices[expert].parts {
                     if chunk < part_chunks(part) {
-                        return f(part, chunk * PANELS..((chunk + 1) * PANELS).min(part.panels()), column);
+                        f(part, chunk * PANELS..((chunk + 1) * PANELS).min(part.panels()), column);
+                        break;
                     }
                     chunk -= part_chunks(part);
                     column += part.rows();
                 }
+                Ok(())
             }
         }
     }
 
-    fn decode_row(&self, expert: usize, row: usize, out: &mut [f32]) {
+    fn decode_row(&self, expert: usize, row: usize, out: &mut [f32]) -> Result<()> {
         match self {
-            Experts::Packed(matrices) => matrices[expert].decode_row(row, out),
+            Experts::Packed(matrices) => {
+                matrices[expert].decode_row(row, out);
+                Ok(())
+            }
             Experts::Paged(paged) => paged.decode_row(expert, row, out),
         }
     }
@@ -344,7 +352,9 @@ impl Op for ExpertLinear {
                 let x: Vec<f64> = (start..start + cols).map(|k| element(self, frame, row, k)).collect();
                 let mut w = vec![0.0f32; cols];
                 for (n, y) in y.iter_mut().enumerate() {
-                    experts.decode_row(id, n, &mut w);
+                    if let Err(e) = experts.decode_row(id, n, &mut w) {
+                        return frame.failure.note(e);
+                    }
                     let sum: f64 = w.iter().zip(&x).map(|(w, x)| f64::from(*w) * x).sum();
                     *y = (sum + bias.map_or(0.0, |b| f64::from(b[id * width + n]))) as f32;
                 }
@@ -373,7 +383,13 @@ impl Op for ExpertLinear {
         let width = frame.slot(self.y).width / self.slots;
         scratch::with(|scratch| {
             let chunks = self.group(frame, experts, scratch);
-            turn.pieces(chunks, 1, |range| range.for_each(|chunk| self.chunk(frame, experts, width, chunk, scratch)));
+            turn.pieces(chunks, 1, |range| {
+                range.for_each(|chunk| {
+                    if !frame.failure.is_noted() {
+                        self.chunk(frame, experts, width, chunk, scratch)
+                    }
+                })
+            });
         });
     }
 }

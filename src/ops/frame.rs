@@ -4,10 +4,11 @@
 //! layout guarantees: an operation's outputs overlap none of its inputs, and `Turn::each` hands every chunk to one worker.
 #![allow(unsafe_code)]
 
-use super::{Kind, Rows, SlotId, StateId, Value, WeightId};
+use super::{Failure, Kind, Rows, SlotId, StateId, Value, WeightId};
 use crate::backend::cpu::activations::{Activations, Q8_BLOCK, Q8Block};
 use crate::backend::cpu::pack::Packed;
 use crate::backend::cpu::simd::Table;
+use crate::error::Result;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
@@ -48,14 +49,20 @@ pub struct KvSpec {
 
 impl KvSpec {
     /// Bytes of a page: for each head `PAGE` keys as `[PAGE/16][key_dim][16]` (lane = position, so that a query meets
-    /// sixteen keys without a horizontal sum), then for each head `PAGE` values as `[PAGE][value_dim]`.
+    /// sixteen keys without a horizontal sum), then `PAGE` values as `[PAGE][value_dim]`. A head's keys and values lie together, so that a
+    /// pass over some of the heads reads long runs.
     pub const fn page_bytes(&self) -> usize {
         self.heads * PAGE * (self.key_dim + self.value_dim) * self.dtype.bytes()
     }
 
+    /// Elements from one head of a page to the next.
+    pub const fn head_stride(&self) -> usize {
+        PAGE * (self.key_dim + self.value_dim)
+    }
+
     /// Element index of head `head`'s keys in a page.
     pub const fn key_at(&self, head: usize) -> usize {
-        head * PAGE * self.key_dim
+        head * self.head_stride()
     }
 
     /// Element index of element `d` of head `head`'s key at place `at` of a page.
@@ -65,7 +72,7 @@ impl KvSpec {
 
     /// Element index of head `head`'s values in a page.
     pub const fn value_at(&self, head: usize) -> usize {
-        self.heads * PAGE * self.key_dim + head * PAGE * self.value_dim
+        self.key_at(head) + PAGE * self.key_dim
     }
 }
 
@@ -313,8 +320,8 @@ impl Weight {
         }
     }
 
-    /// Decodes row `row` into `out`; experts' rows are counted one expert after the other.
-    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+    /// Decodes row `row` into `out`; experts' rows are counted one expert after the other. Only those left in their file can fail.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) -> Result<()> {
         match self {
             Weight::Vector(v) => out.copy_from_slice(&v[row * out.len()..][..out.len()]),
             Weight::Matrix(m) => m.decode_row(row, out),
@@ -322,10 +329,11 @@ impl Weight {
                 let rows = experts.first().map_or(1, Matrix::rows).max(1);
                 experts[row / rows].decode_row(row % rows, out);
             }
-            Weight::Paged(paged) => paged.decode_row(row / paged.rows(), row % paged.rows(), out),
+            Weight::Paged(paged) => return paged.decode_row(row / paged.rows(), row % paged.rows(), out),
             Weight::Stored(rows) => rows.decode_row(row, out),
             Weight::OnDevice(_) => panic!("weights on a device are looked up there"),
         }
+        Ok(())
     }
 
     /// Bytes of memory it holds (mapped files do not count).
@@ -353,8 +361,12 @@ pub struct Frame<'a> {
     pub weights: &'a [Weight],
     /// Fast bodies for this processor.
     pub simd: &'static Table,
+    /// Workers that may take part; how work is cut may depend on it, its bits not.
+    pub workers: usize,
     /// Whether bfloat16 weights meet activations rounded alike; then `simd` has the products for it.
     pub rounds: bool,
+    /// Where an operation leaves what it could not do.
+    pub failure: &'a Failure,
     pub(crate) _workspace: PhantomData<&'a mut [u8]>,
 }
 
@@ -424,6 +436,13 @@ impl<'a> Frame<'a> {
     /// A weight.
     pub fn weight(&self, id: WeightId) -> &'a Weight {
         &self.weights[id.0 as usize]
+    }
+
+    /// As [`Weight::decode_row`]; a failure is the run's.
+    pub fn decode_row(&self, id: WeightId, row: usize, out: &mut [f32]) {
+        if let Err(e) = self.weight(id).decode_row(row, out) {
+            self.failure.note(e);
+        }
     }
 
     /// The segment a row belongs to.

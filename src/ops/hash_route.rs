@@ -26,7 +26,7 @@ impl HashRoute {
         let logits = frame.row(self.logits, row);
         let top_k = y.len() / 2;
         let (ids, weights) = y.split_at_mut(top_k);
-        frame.weight(self.table).decode_row(frame.batch.tokens[row] as usize, ids);
+        frame.decode_row(self.table, frame.batch.tokens[row] as usize, ids);
         for (id, weight) in ids.iter_mut().zip(&mut *weights) {
             // A table is a file's word: whatever it says, an expert is found.
             let expert = (*id as usize).min(logits.len() - 1);

@@ -119,7 +119,7 @@ impl Op for HeadLinear {
         for head in 0..self.heads {
             self.tail(frame, head);
             for n in 0..outputs {
-                frame.weight(self.weight).decode_row(head * outputs + n, &mut w);
+                frame.decode_row(self.weight, head * outputs + n, &mut w);
                 for r in 0..y.rows() {
                     let x = &frame.row(self.x, r)[head * (inputs + self.tail)..][..inputs];
                     // SAFETY: alone.

@@ -81,12 +81,11 @@ impl Op for Linear {
 
     fn scalar(&self, frame: &Frame<'_>) {
         let y = frame.output(self.y);
-        let weight = frame.weight(self.weight);
         let bias = self.bias(frame);
         let cols = frame.slot(if self.x.is_some() { self.x } else { self.q }).width;
         let mut w = vec![0.0f32; cols];
         for n in 0..y.width() {
-            weight.decode_row(n, &mut w);
+            frame.decode_row(self.weight, n, &mut w);
             for r in 0..y.rows() {
                 let x = |k: usize| match self.x.is_some() {
                     true => frame.row(self.x, r)[k],

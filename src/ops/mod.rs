@@ -19,6 +19,7 @@ mod embed;
 mod engram;
 mod expand_heads;
 mod expert_linear;
+mod failure;
 mod frame;
 mod gpu;
 mod hash_route;
@@ -83,6 +84,7 @@ pub use embed::Embed;
 pub use engram::{EngramHash, EngramInject, EngramRows};
 pub use expand_heads::ExpandHeads;
 pub use expert_linear::ExpertLinear;
+pub use failure::Failure;
 pub use frame::{
     Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, SlotSpec, SlotState, StatePointers, StoredRows, Weight,
 };

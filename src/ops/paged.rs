@@ -6,8 +6,7 @@
 //! each time, a few panels at once; the bits are those of kept ones.
 
 use crate::backend::cpu::pack::Packed;
-use crate::error::{Error, Kind, Result};
-use crate::runtime;
+use crate::error::Result;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -75,8 +74,9 @@ impl PagedExperts {
     }
 
     /// Calls `f` with a chunk of an expert and the number of its first output. Whoever takes chunk 0 of an expert, once in an
-    /// operation, says so with `meets`: that is what counts as a meeting.
-    pub fn with(&self, expert: usize, chunk: usize, meets: bool, f: impl FnOnce(&Packed, usize)) {
+    /// operation, says so with `meets`: that is what counts as a meeting. Tensors were checked when the model was loaded; what can
+    /// still fail is memory for the chunk, and then nothing is kept of it.
+    pub fn with(&self, expert: usize, chunk: usize, meets: bool, f: impl FnOnce(&Packed, usize)) -> Result<()> {
         let (mut part, mut index, mut column) = (0, chunk, 0);
         while index >= self.parts[part].div_ceil(CHUNK) {
             index -= self.parts[part].div_ceil(CHUNK);
@@ -85,34 +85,31 @@ impl PagedExperts {
         }
         let rows = index * CHUNK..((index + 1) * CHUNK).min(self.parts[part]);
         let column = column + rows.start;
-        let pack = || self.source.pack(expert, part, rows.clone());
-        // Tensors were checked when the model was loaded; what is left is memory running out, which fails this step through the pool.
-        let pack = || pack().unwrap_or_else(|e| failed(expert, &e));
+        let pack = || self.source.pack(expert, part, rows);
         match self.cache.kept(self.first + expert, meets, self.chunks()) {
-            Some(kept) => f(kept.chunks[chunk].get_or_init(pack), column),
-            None => f(&pack(), column),
+            Some(kept) => match kept.chunks[chunk].get() {
+                Some(packed) => f(packed, column),
+                // Another call may pack it at the same time, to the same bits.
+                None => {
+                    let packed = pack()?;
+                    f(kept.chunks[chunk].get_or_init(|| packed), column);
+                }
+            },
+            None => f(&pack()?, column),
         }
+        Ok(())
     }
 
     /// Row `row` of an expert as floats.
-    pub fn decode_row(&self, expert: usize, row: usize, out: &mut [f32]) {
+    pub fn decode_row(&self, expert: usize, row: usize, out: &mut [f32]) -> Result<()> {
         let (mut part, mut within) = (0, row);
         while within >= self.parts[part] {
             within -= self.parts[part];
             part += 1;
         }
         let start = within / CHUNK * CHUNK;
-        let packed = self.source.pack(expert, part, start..(start + CHUNK).min(self.parts[part]));
-        packed.and_then(|p| p.decode_row(within - start, out)).unwrap_or_else(|e| failed(expert, &e));
+        self.source.pack(expert, part, start..(start + CHUNK).min(self.parts[part]))?.decode_row(within - start, out)
     }
-}
-
-/// Leaves the operation; the call then says that memory ran out, if that was it.
-fn failed(expert: usize, e: &Error) -> ! {
-    if e.kind() == Kind::OutOfMemory {
-        runtime::set_short(true);
-    }
-    panic!("expert {expert}: {e}")
 }
 
 /// The packed chunks of one expert's matrix, made one by one. Lives on while somebody computes with it.

@@ -75,8 +75,8 @@ unsafe impl Args for AttentionArgs {}
 /// Chunks that a row's positions are cut into at most: many rows fill the device with few each, and a captured grid has all of them.
 fn most_chunks(rows: usize) -> usize {
     match rows {
-        ..=4 => MOST_CHUNKS,
-        ..=16 => MOST_CHUNKS / 4,
+        ..5 => MOST_CHUNKS,
+        5..17 => MOST_CHUNKS / 4,
         _ => MOST_CHUNKS / 8,
     }
 }
@@ -159,10 +159,10 @@ impl RowAttention {
         let tile = PAGE * 2 * (spec.key_dim + spec.value_dim.next_multiple_of(64));
         let stages = if queries + 2 * tile <= MOST_SHARED { 2 } else { 1 };
         let name = match (spec.value_dim, fast) {
-            (..=64, false) => "attention_prompt_64",
-            (..=64, true) => "attention_prompt_64_fast",
-            (..=128, false) => "attention_prompt_128",
-            (..=128, true) => "attention_prompt_128_fast",
+            (..65, false) => "attention_prompt_64",
+            (..65, true) => "attention_prompt_64_fast",
+            (65..129, false) => "attention_prompt_128",
+            (65..129, true) => "attention_prompt_128_fast",
             (_, false) => "attention_prompt_256",
             (_, true) => "attention_prompt_256_fast",
         };

@@ -6,11 +6,10 @@
 #![allow(unsafe_code)] // pages and rows of outputs, disjoint by row and head
 
 use super::row_attention::RowAttention;
-use super::{Frame, Gpu, KvSpec, KvType, Op, PAGE, Port, Shape, Shapes, StateId, Turn, Value};
-use crate::backend::cpu::simd::attend::{Attend, QUERIES, Query, VALUE_DIM};
+use super::{Frame, Gpu, KvSpec, KvType, Op, Port, Shape, Shapes, StateId, Turn, Value, attention};
+use crate::backend::cpu::simd::attend::{Attend, QUERIES, Query};
 use crate::error::Result;
-use crate::{ensure, op_common};
-use half::f16;
+use crate::op_common;
 use std::ops::Range;
 
 /// `y = softmax(scale * q k^T) v` over all positions of the segment's source; each query head has a key/value head of its own.
@@ -49,6 +48,8 @@ impl SourceAttention {
         }
         let call = Attend {
             queries: &queries[..count],
+            heads: 1,
+            stride: 0,
             pages: pages.pages(),
             key_at: spec.key_at(head),
             value_at: spec.value_at(head),
@@ -63,20 +64,6 @@ impl SourceAttention {
     }
 }
 
-/// Reads element `at` of a page.
-///
-/// # Safety
-/// `at` is inside the page, and nobody writes that element now.
-unsafe fn load(page: *const u8, at: usize, dtype: KvType) -> f64 {
-    // SAFETY: the caller's promise.
-    f64::from(unsafe {
-        match dtype {
-            KvType::F32 => page.cast::<f32>().add(at).read(),
-            KvType::F16 => page.cast::<f16>().add(at).read().to_f32(),
-        }
-    })
-}
-
 impl Op for SourceAttention {
     op_common!("source_attention");
 
@@ -89,15 +76,7 @@ impl Op for SourceAttention {
     }
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
-        let (q, spec) = (shapes.value(self.q), &self.spec);
-        ensure!(q.width == spec.heads * spec.key_dim && *spec == shapes.kv(self.state), Internal, "source_attention: {q:?} for {spec:?}");
-        ensure!(
-            spec.value_dim <= VALUE_DIM,
-            Unsupported,
-            "source_attention: values of {} elements; at most {VALUE_DIM} are computed",
-            spec.value_dim
-        );
-        Ok(vec![Shape::f32(q.rows, spec.heads * spec.value_dim)])
+        Ok(vec![attention::check("source_attention", shapes, (self.q, self.spec.heads), (self.state, &self.spec), None)?])
     }
 
     fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
@@ -127,24 +106,9 @@ impl Op for SourceAttention {
             let pages = frame.pages(segment, self.state);
             for head in 0..spec.heads {
                 let q = &frame.row(self.q, row)[head * spec.key_dim..][..spec.key_dim];
-                let mut scores: Vec<f64> = (0..frame.batch.source(segment))
-                    .map(|p| {
-                        let base = spec.key_at(head) + p % PAGE / 16 * 16 * spec.key_dim + p % 16;
-                        // SAFETY: inside the page; written before this operation.
-                        let key = |d: usize| unsafe { load(pages.page(p / PAGE), base + d * 16, spec.dtype) };
-                        (0..spec.key_dim).map(|d| f64::from(q[d]) * key(d)).sum::<f64>() * f64::from(self.scale)
-                    })
-                    .collect();
-                let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                scores.iter_mut().for_each(|s| *s = (*s - most).exp());
-                let total: f64 = scores.iter().sum();
                 // SAFETY: alone.
-                for (d, y) in unsafe { y.piece(row, head * spec.value_dim..(head + 1) * spec.value_dim) }.iter_mut().enumerate() {
-                    let at = |p: usize| spec.value_at(head) + p % PAGE * spec.value_dim + d;
-                    // SAFETY: as above.
-                    let value = |p: usize| unsafe { load(pages.page(p / PAGE), at(p), spec.dtype) };
-                    *y = scores.iter().enumerate().map(|(p, s)| s / total * value(p)).sum::<f64>() as f32;
-                }
+                let y = unsafe { y.piece(row, head * spec.value_dim..(head + 1) * spec.value_dim) };
+                attention::define(spec, &pages, q, head, 0..frame.batch.source(segment), [Some(self.scale), None, None], y);
             }
         }
     }

@@ -89,7 +89,7 @@ impl Lookup {
         let ids = &frame.row(self.ids, row)[self.column..self.column + self.count];
         let width = y.len() / self.count;
         for (id, y) in ids.iter().zip(y.chunks_mut(width)) {
-            frame.weight(self.table).decode_row(id.to_bits() as usize, y);
+            frame.decode_row(self.table, id.to_bits() as usize, y);
         }
     }
 }

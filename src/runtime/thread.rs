@@ -110,6 +110,7 @@ type Start = extern "C" fn(*mut libc::c_void) -> *mut libc::c_void;
 #[cfg(unix)]
 fn create(name: &str, bytes: usize, start: Start, argument: *mut libc::c_void) -> Option<libc::pthread_t> {
     const PAGE: usize = 4096;
+    let _masked = SignalMask::block();
     let bytes = bytes.max(16 * PAGE).checked_next_multiple_of(PAGE)?;
     let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
     let mut id = std::mem::MaybeUninit::<libc::pthread_t>::uninit();
@@ -144,4 +145,34 @@ fn create(name: &str, bytes: usize, start: Start, argument: *mut libc::c_void) -
 fn join(thread: libc::pthread_t) {
     // SAFETY: `create` made it, and it is joined once.
     unsafe { libc::pthread_join(thread, std::ptr::null_mut()) };
+}
+
+/// All signals but those of faults are blocked on this thread until the mask is dropped. Threads made meanwhile inherit that, so a
+/// signal meant for the host never lands on one of ours.
+#[cfg(unix)]
+struct SignalMask(Option<libc::sigset_t>);
+
+#[cfg(unix)]
+impl SignalMask {
+    fn block() -> SignalMask {
+        // SAFETY: `sigset_t` is plain memory that sigfillset initialises; the calls only read and write the two sets given.
+        unsafe {
+            let (mut all, mut saved) = (std::mem::zeroed::<libc::sigset_t>(), std::mem::zeroed::<libc::sigset_t>());
+            libc::sigfillset(&mut all);
+            for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS] {
+                libc::sigdelset(&mut all, fault);
+            }
+            SignalMask((libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut saved) == 0).then_some(saved))
+        }
+    }
+}
+
+#[cfg(unix)]
+impl Drop for SignalMask {
+    fn drop(&mut self) {
+        if let Some(saved) = &self.0 {
+            // SAFETY: the set was filled by pthread_sigmask on this thread.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, saved, std::ptr::null_mut()) };
+        }
+    }
 }

@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::texts::{Table, Texts};
+use super::turns::pass;
 use crate::error::{Error, Kind, Result};
 
 /// Two neighbours and the token they become. The place in a list is the rank.
@@ -58,6 +59,7 @@ impl Merges {
     pub(super) fn listed(list: Vec<Merge>) -> Result<Merges> {
         let mut table = Table::new(list.len(), "merges")?;
         for (place, merge) in list.iter().enumerate() {
+            pass(0)?;
             let hash = table.hash_number(pair(merge.left, merge.right));
             table.put(hash, place, |other| (list[other].left, list[other].right) == (merge.left, merge.right));
         }
@@ -69,6 +71,7 @@ impl Merges {
     pub(super) fn scored(vocab: &Texts, scores: impl Iterator<Item = Option<f32>>) -> Result<Option<Merges>> {
         let mut order = crate::error::vec_with_capacity(vocab.len(), "scores of a vocabulary")?;
         for (id, score) in scores.enumerate() {
+            pass(0)?;
             let Some(score) = score else {
                 order.push(NONE);
                 continue;
@@ -238,6 +241,7 @@ pub(super) fn resolve<'a>(
     let mut next: Vec<(&str, &str)> = Vec::with_capacity(AHEAD);
     let mut pairs = pairs.fuse();
     loop {
+        pass(0)?;
         next.clear();
         next.extend(pairs.by_ref().take(AHEAD));
         if next.is_empty() {

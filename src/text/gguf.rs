@@ -14,6 +14,7 @@ use super::pre_tokenizers::{self, Rule};
 use super::sentencepiece::{self, Piece};
 use super::texts::Texts;
 use super::tokenizer::{Names, Parts, Tokenizer, Words, sorted};
+use super::turns::pass;
 use crate::error::{self, Error, Kind, Result};
 use crate::{bail, ensure};
 use std::borrow::Cow;
@@ -93,6 +94,7 @@ pub(super) fn build(vocab: GgufVocab<'_>) -> Result<Tokenizer> {
     let mut added: Vec<(u32, AddedToken)> = Vec::new();
     let mut pieces = Pieces::with_capacity(vocab.tokens.len())?;
     for (id, (text, &kind)) in vocab.tokens.iter().zip(types.iter()).enumerate() {
+        pass(text.len())?;
         let special = is_special(kind);
         match kind {
             token_type::UNUSED => pieces.push(PieceKind::Hole, &[])?,
@@ -263,6 +265,7 @@ fn merges(vocab: &GgufVocab<'_>, types: &[i32], texts: &Texts) -> Result<Merges>
 fn listed_merges(vocab: &Texts, lines: &[Cow<'_, str>]) -> Result<Vec<Merge>> {
     let mut pairs = error::vec_with_capacity(lines.len(), "merges")?;
     for (at, line) in lines.iter().enumerate() {
+        pass(line.len())?;
         // A blank can be the first character of a part in raw vocabularies, so the cut is at the first blank after it.
         let cut = line.char_indices().skip(1).find(|&(_, c)| c == ' ').map(|(cut, _)| cut);
         match cut.map(|cut| (&line[..cut], &line[cut + 1..])) {

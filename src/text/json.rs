@@ -21,6 +21,7 @@ use super::files::Files;
 use super::pieces::{PieceKind, Pieces};
 use super::texts::Texts;
 use super::tokenizer::{Names, Parts, Tokenizer, Words, affixes, sorted};
+use super::turns::pass;
 use crate::error::{Context, Error, Kind, Result};
 use crate::{bail, ensure};
 
@@ -162,13 +163,15 @@ impl<'de> Deserialize<'de> for VocabFile {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<VocabFile, A::Error> {
                 let mut vocab = Vocab::new();
                 while let Some((text, id)) = map.next_entry::<String, u32>()? {
+                    pass(text.len()).map_err(A::Error::custom)?;
                     vocab.insert(text, id);
                 }
                 Ok(VocabFile::Map(vocab))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<VocabFile, A::Error> {
                 let mut list = Vec::new();
-                while let Some(entry) = seq.next_element()? {
+                while let Some(entry) = seq.next_element::<(String, f64)>()? {
+                    pass(entry.0.len()).map_err(A::Error::custom)?;
                     list.push(entry);
                 }
                 Ok(VocabFile::List(list))
@@ -190,6 +193,7 @@ impl<'de> Deserialize<'de> for Merge {
                 f.write_str("a merge, [\"a\", \"b\"] or \"a b\"")
             }
             fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Merge, E> {
+                pass(text.len()).map_err(E::custom)?;
                 let mut parts = text.split(' ');
                 match (parts.next(), parts.next(), parts.next()) {
                     (Some(a), Some(b), None) => Ok(Merge(a.to_string(), b.to_string())),
@@ -197,6 +201,7 @@ impl<'de> Deserialize<'de> for Merge {
                 }
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Merge, A::Error> {
+                pass(0).map_err(A::Error::custom)?;
                 let short = || A::Error::custom("a merge has two texts");
                 let merge = Merge(seq.next_element()?.ok_or_else(short)?, seq.next_element()?.ok_or_else(short)?);
                 if seq.next_element::<String>()?.is_some() { Err(short()) } else { Ok(merge) }
@@ -315,6 +320,7 @@ fn pieces(vocab: &VocabFile, added: &[(u32, AddedToken)], rules: &DecodeRules) -
 
     let mut pieces = Pieces::with_capacity(count)?;
     for (at, &(id, kind, text)) in by_id.iter().enumerate() {
+        pass(0)?;
         if by_id.get(at + 1).is_some_and(|&(next, ..)| next == id) {
             continue;
         }

@@ -23,6 +23,7 @@ mod template;
 mod template_source;
 mod texts;
 mod tokenizer;
+pub(crate) mod turns;
 
 #[cfg(test)]
 mod model_tests;

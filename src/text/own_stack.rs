@@ -4,10 +4,12 @@
 //! elsewhere; here is the room that those limits assume. The caller waits, so nothing outlives the call, and a panic in
 //! the closure comes back as an error.
 
+use super::turns::Job;
 use crate::bail;
 use crate::error::{Error, Kind, Result, ensure_memory};
-use crate::runtime;
-use std::thread::JoinHandle;
+use crate::runtime::{self, Ended, Thread};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Enough for loading: JSON is at most 128 deep, regular expressions at most 250.
 pub(super) const LOAD_STACK: usize = 8 << 20;
@@ -15,12 +17,13 @@ pub(super) const LOAD_STACK: usize = 8 << 20;
 /// Enough for work that takes such a stack where it needs one.
 const BESIDE_STACK: usize = 1 << 20;
 
-/// Runs `work` on a fresh stack of `bytes` bytes, in the caller's runtime. Pages that are not touched cost nothing. When memory ran
+/// Runs `work` on a fresh stack of `bytes` bytes, in the caller's runtime and for its job. Pages that are not touched cost nothing. When memory ran
 /// short, what was made is given up.
 pub(crate) fn run<T: Send>(bytes: usize, what: &str, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    let runtime = runtime::current();
+    let (runtime, job) = (runtime::current(), Job::current());
     let work = move || {
         let _scope = runtime::enter(runtime);
+        let _job = job.enter();
         let result = work();
         (result, runtime::ran_short())
     };
@@ -38,45 +41,61 @@ pub(crate) fn run<T: Send>(bytes: usize, what: &str, work: impl FnOnce() -> Resu
 }
 
 /// Work that another thread does meanwhile, in the runtime of whoever started it. Dropping waits for it.
-pub(crate) struct Beside<T>(Option<JoinHandle<(T, bool)>>);
+pub(crate) struct Beside<T> {
+    thread: Option<Thread>,
+    ended: Arc<Mutex<Option<Ended<(T, bool)>>>>,
+}
 
 impl<T: Send + 'static> Beside<T> {
     /// Starts `work`.
     pub(crate) fn start(what: &str, work: impl FnOnce() -> T + Send + 'static) -> Result<Beside<T>> {
-        let runtime = runtime::current();
+        let (runtime, ended) = (runtime::current(), Arc::new(Mutex::new(None)));
+        let place = Arc::clone(&ended);
         let work = move || {
             let _scope = runtime::enter(runtime);
             (work(), runtime::ran_short())
         };
-        match std::thread::Builder::new().name("metrale-load".into()).stack_size(BESIDE_STACK).spawn(work) {
-            Ok(thread) => Ok(Beside(Some(thread))),
-            Err(_) => bail!(OutOfMemory, "{what}: no thread with a stack of {BESIDE_STACK} bytes could be started"),
+        let thread = Thread::start("metrale-load", BESIDE_STACK, move || {
+            let ended = catch_unwind(AssertUnwindSafe(work));
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
+        });
+        match thread {
+            Some(thread) => Ok(Beside { thread: Some(thread), ended }),
+            None => bail!(OutOfMemory, "{what}: no thread with a stack of {BESIDE_STACK} bytes could be started"),
         }
     }
 
     /// What it made.
     pub(crate) fn join(mut self, what: &str) -> Result<T> {
-        match self.0.take().map(JoinHandle::join) {
+        self.wait();
+        match self.ended.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(Ok((made, short))) => {
                 runtime::set_short(short || runtime::ran_short());
                 Ok(made)
             }
             Some(Err(payload)) => bail!(Internal, "{what}: {}", panic_text(payload.as_ref())),
-            None => bail!(Internal, "{what}: was waited for before"),
+            None => bail!(Internal, "{what}: ended without a result"),
+        }
+    }
+}
+
+impl<T> Beside<T> {
+    fn wait(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.join();
         }
     }
 }
 
 impl<T> Drop for Beside<T> {
     fn drop(&mut self) {
-        // What it made, or why it did not, is wanted by nobody.
-        self.0.take().map(JoinHandle::join);
+        self.wait();
     }
 }
 
 /// Runs `work` here and turns a panic into an error. For short work in a dependency that should not panic.
 pub(crate) fn caught<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
+    match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result,
         Err(payload) => bail!(Internal, "{what}: {}", panic_text(payload.as_ref())),
     }

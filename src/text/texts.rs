@@ -5,6 +5,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use super::turns::pass;
 use crate::ensure;
 use crate::error::{Result, reserve, vec_filled, vec_with_capacity};
 
@@ -130,6 +131,7 @@ impl Texts {
         let mut texts = Texts::with_capacity(pairs.len())?;
         texts.ids = vec_with_capacity(pairs.len(), "ids of a vocabulary")?;
         for (text, id) in pairs {
+            pass(0)?;
             texts.ids.push(id);
             texts.push(text, true)?;
         }

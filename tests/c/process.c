@@ -79,8 +79,8 @@ static void look(struct seen *seen) {
     FILE *status = fopen("/proc/self/status", "r");
     CHECK(status != NULL);
     for (char line[512]; fgets(line, sizeof line, status);) {
-        /* Pending and blocked signals, ignored ones, those with a handler. */
-        if (strncmp(line, "Sig", 3) == 0 || strncmp(line, "ShdPnd", 6) == 0) strncat(seen->signals, line, sizeof seen->signals - strlen(seen->signals) - 1);
+        /* Pending and blocked signals, ignored ones, those with a handler; not SigQ, which counts those of the user's other processes too. */
+        if ((strncmp(line, "Sig", 3) == 0 && line[3] != 'Q') || strncmp(line, "ShdPnd", 6) == 0) strncat(seen->signals, line, sizeof seen->signals - strlen(seen->signals) - 1);
         if (strncmp(line, "Threads:", 8) == 0) seen->threads = atoi(line + 8);
     }
     fclose(status);

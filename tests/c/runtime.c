@@ -1,5 +1,6 @@
 /* Runtimes: every byte of a model and of what is made of it comes from the host's allocator and goes back to it, the limit
  * is kept, records reach the host, and what was made keeps its runtime. */
+#include <libgen.h>
 #include <stdatomic.h>
 
 #include "check.h"
@@ -7,6 +8,7 @@
 /* A host that counts. */
 struct host {
     atomic_size_t live, calls;
+    atomic_int refuses;
     atomic_int records, errors;
     char last[512];
     metrale_status status;
@@ -14,6 +16,7 @@ struct host {
 
 static void *host_alloc(void *user, size_t size, size_t align) {
     struct host *host = user;
+    if (atomic_load(&host->refuses)) return NULL;
     atomic_fetch_add(&host->live, size);
     atomic_fetch_add(&host->calls, 1);
     return aligned_alloc(align, (size + align - 1) / align * align);
@@ -141,8 +144,8 @@ static void children_keep_their_runtime(void) {
     CHECK(host.live == 0);
 }
 
-/* A sequence that only decodes holds no more with each token until it needs a page, and each token asks for the same. */
-static void steady_decode_holds_nothing_more(void) {
+/* A sequence that only decodes asks for no memory, in blocking calls as in steps: what a token needs is there before it. */
+static void steady_decode_allocates_nothing(void) {
     struct host host = {0};
     metrale_runtime *runtime = lent_by(&host, 0, NULL);
     metrale_load_options options = in(runtime);
@@ -151,23 +154,71 @@ static void steady_decode_holds_nothing_more(void) {
     metrale_seq_options ignore = {0};
     ignore.struct_size = sizeof ignore;
     ignore.flags = METRALE_SEQ_IGNORE_END;
-    metrale_seq *seq = new_seq(model, &ignore);
-    metrale_token token;
-    OK(metrale_prefill(seq, PROMPT, 5, &err));
-    for (int i = 0; i < 16; i++) OK(metrale_decode_step(&seq, 1, &token, &err));
-    size_t live = host.live, calls = host.calls, first = 0;
-    for (int i = 0; i < 8; i++) {
-        OK(metrale_decode_step(&seq, 1, &token, &err));
-        if (i == 0) first = host.calls - calls;
-        CHECK(host.live == live && host.calls - calls == first);
-        calls = host.calls;
+    metrale_seq *seqs[3];
+    metrale_token tokens[3];
+    metrale_step_result results[3] = {{.struct_size = sizeof *results}, {.struct_size = sizeof *results}, {.struct_size = sizeof *results}};
+    for (int i = 0; i < 3; i++) {
+        seqs[i] = new_seq(model, &ignore);
+        OK(metrale_prefill(seqs[i], PROMPT, 5 - (size_t)i, &err));
     }
-    /* What a step keeps from one to the next is made once. */
-    CHECK(first <= 8);
-    metrale_seq_free(seq);
+    /* The first steps make what later ones use. Only the first token on a page of the cache, each of 32, asks for that page. */
+    for (int i = 0; i < 70; i++) {
+        OK(metrale_decode_step(&seqs[i % 3], i % 2 && i % 3 < 2 ? 2 : 1, tokens, &err));
+        while (metrale_step(seqs, 3, i % 2 ? 0 : 50000, results, NULL) == METRALE_AGAIN) {}
+    }
+    for (int i = 0; i < 3; i++)
+        while (length_of(seqs[i]) % 32 != 2) OK(metrale_decode_step(&seqs[i], 1, tokens, &err));
+    const size_t live = host.live, calls = host.calls;
+    for (int i = 0; i < 8; i++) {
+        OK(metrale_decode_step(&seqs[i % 3], 1, tokens, &err));
+        OK(metrale_decode_step(seqs, 3, tokens, &err));
+        while (metrale_step(seqs, 3, i % 2 ? 0 : 50000, results, NULL) == METRALE_AGAIN) {}
+        CHECK(host.live == live && host.calls == calls);
+    }
+    for (int i = 0; i < 3; i++) metrale_seq_free(seqs[i]);
     metrale_free(model);
     metrale_runtime_free(runtime);
     CHECK(host.live == 0);
+}
+
+/* Experts left in their file are packed when they are met: without memory for that the step is refused by name, changes nothing, and
+ * goes on as if nothing had been once there is memory again. */
+static void experts_without_memory(void) {
+    static char copy[4096], experts[4096];
+    snprintf(copy, sizeof copy, "%s", path);
+    snprintf(experts, sizeof experts, "%.4000s/../models/qwen3_moe-gguf-q8_0/model.gguf", dirname(copy));
+    metrale_token tokens[2][8];
+    for (int refusing = 0; refusing < 2; refusing++) {
+        struct host host = {0};
+        metrale_runtime *runtime = lent_by(&host, 0, NULL);
+        metrale_load_options options = in(runtime);
+        options.expert_bytes = 1;
+        metrale_model *model = NULL;
+        OK(metrale_load(experts, &options, &model, &err));
+        metrale_seq *seq = new_seq(model, &(metrale_seq_options){.struct_size = sizeof(metrale_seq_options), .flags = METRALE_SEQ_IGNORE_END});
+        OK(metrale_prefill(seq, (metrale_token[]){1, 2, 3}, 3, &err));
+        for (int i = 0; i < 8; i++) {
+            /* The first steps take what every step needs. */
+            if (refusing && i > 1) {
+                host.refuses = 1;
+                metrale_error *error = NULL;
+                metrale_token token = -7;
+                CHECK(metrale_decode_step(&seq, 1, &token, &error) == METRALE_OUT_OF_MEMORY);
+                const char *text = metrale_error_message(error), *name = metrale_error_name(error);
+                CHECK(strstr(text, "of expert ") && strstr(text, "model.gguf") && !strstr(text, "panicked"));
+                CHECK(name && strstr(name, "experts.") && metrale_error_retry(error));
+                CHECK(token == -7 && length_of(seq) == 3 + (uint64_t)i);
+                metrale_error_free(error);
+                host.refuses = 0;
+            }
+            OK(metrale_decode_step(&seq, 1, &tokens[refusing][i], &err));
+        }
+        metrale_seq_free(seq);
+        metrale_free(model);
+        metrale_runtime_free(runtime);
+        CHECK(host.live == 0);
+    }
+    CHECK(memcmp(tokens[0], tokens[1], sizeof tokens[0]) == 0);
 }
 
 static void the_limit_is_kept(void) {
@@ -352,7 +403,8 @@ int main(int argc, char **argv) {
     path = arguments(argc, argv);
     every_byte_comes_back();
     children_keep_their_runtime();
-    steady_decode_holds_nothing_more();
+    steady_decode_allocates_nothing();
+    experts_without_memory();
     the_limit_is_kept();
     a_plan_beyond_the_cap_is_refused();
     records_reach_the_host();

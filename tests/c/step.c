@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 enum { STEPS = 6, PROMPT = 60 };
@@ -98,7 +99,7 @@ static void freed_under_way(metrale_model *model) {
 }
 
 static metrale_seq *busy;
-static volatile int stop;
+static atomic_int stop;
 
 static void *cancel_often(void *unused) {
     (void)unused;

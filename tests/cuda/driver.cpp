@@ -68,7 +68,6 @@ static Result here_and_now() { return lost ? LAUNCH_FAILED : contexts.empty() ? 
 #define EXPORT extern "C" __attribute__((visibility("default"))) Result
 
 EXPORT cuInit(u32) { return OK; }
-EXPORT cuDriverGetVersion(int* version) { return *version = 12090, OK; }
 EXPORT cuDeviceGetCount(int* count) { return *count = (int)setting("METRALE_SHIM_DEVICES", 1), OK; }
 EXPORT cuDeviceGet(int* device, int ordinal) {
     if (ordinal < 0 || ordinal >= (int)setting("METRALE_SHIM_DEVICES", 1)) return INVALID_DEVICE;
@@ -146,7 +145,6 @@ EXPORT cuCtxGetStreamPriorityRange(int* least, int* greatest) { return *least = 
 EXPORT cuStreamDestroy_v2(Stream* stream) { return delete stream, OK; }
 EXPORT cuStreamSynchronize(Stream* stream) { return stream->capture ? NOT_PERMITTED : here_and_now(); }
 EXPORT cuStreamQuery(Stream* stream) { return stream->capture ? NOT_PERMITTED : here_and_now(); }
-EXPORT cuStreamWaitEvent(Stream*, void*, u32) { return here_and_now(); }
 EXPORT cuEventCreate(void** event, u32) { return *event = malloc(1), here_and_now(); }
 EXPORT cuEventRecord(void*, Stream*) { return here_and_now(); }
 EXPORT cuEventQuery(void*) { return here_and_now(); }

@@ -57,10 +57,11 @@ fn unfinished_faults(path: &Path, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Relative targets of `[text](target)` in a Markdown file that do not exist beside it.
+/// Relative targets of `[text](target)` in a Markdown file that do not exist beside it. Blocks of code have brackets of their own.
 fn link_faults(path: &Path, text: &str, exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let folder = path.parent().unwrap_or(Path::new(""));
-    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let prose: Vec<&str> = text.split("```").step_by(2).collect();
+    let targets = prose.iter().flat_map(|piece| piece.split("](").skip(1)).filter_map(|rest| rest.split(')').next());
     targets
         .filter(|target| !target.contains("://") && !target.starts_with('#') && !target.starts_with("mailto:"))
         .map(|target| target.split('#').next().unwrap_or(target))
@@ -170,7 +171,7 @@ fn planted_loose_ends_are_found() {
     let at = Path::new("docs/a.md");
     let there = |path: &Path| path == Path::new("docs/b.md");
     assert_eq!(link_faults(at, "[b](b.md) [part](b.md#x) [web](https://example.org) [here](#top)", there), Vec::<String>::new());
-    assert_eq!(link_faults(at, "[c](c.md)", there).len(), 1);
+    assert_eq!(link_faults(at, "[c](c.md)\n```\nauto f = [&](const T &x) {};\n```\n[d](d.md)", there).len(), 2);
     assert_eq!(make_targets("to make sense, `make demo` or\n\n    make test   # all\n"), ["demo", "test"]);
     assert_eq!(missing_targets(at, "`make demo` `make tea`", "demo: build\n").len(), 1);
     let unfinished = format!("fn f() {{ {}) }}\n// fine\n", "to".to_owned() + "do!(");

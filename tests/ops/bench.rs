@@ -163,7 +163,8 @@ pub fn compare(
     let mut on_device = stream.as_ref().map(|stream| OnDevice::new(stream, &program, &weights, &d, floats, 3));
     let mut lengths = [0usize; 3];
     // Rows for each of three sequences in successive batches: alone, together, prompts beside single tokens.
-    for counts in [[5, 0, 0], [1, 1, 17], [33, 1, 0], [1, 1, 1], [2, 3, 40]] {
+    // None is one token each: on a device that is a graph, which the writes of given values do not fit into.
+    for counts in [[5, 0, 0], [1, 1, 9], [1, 1, 17], [33, 1, 0], [1, 2, 1], [2, 3, 40]] {
         let mut found: Vec<Vec<f32>> = Vec::new();
         for side in 0..2 {
             let mut batch = Batch { kv_states: d.kv.len(), slots: states.layout().slots().clone(), ..Batch::default() };
@@ -198,7 +199,7 @@ pub fn compare(
             if side == 0 {
                 program.run(&pool, &mut workspaces[0], &batch, &weights, &mut Progress::default(), Control::none()).unwrap();
             } else {
-                program.run_scalar(&mut workspaces[1], &batch, &weights);
+                program.run_scalar(&mut workspaces[1], &batch, &weights).unwrap();
             }
             let mut rows = Vec::new();
             program.read(&mut workspaces[side], &batch, output, &mut rows).unwrap();

@@ -10,20 +10,26 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 # Beside the ordinary builds, since nothing of them fits.
 target=${CARGO_TARGET_DIR:-target}/sanitize-$kind
 also=''
-[ "$kind" = address ] || also='-Zbuild-std=std,panic_unwind'
+names=''
+if [ "$kind" = thread ]; then
+    also='-Zbuild-std=std,panic_unwind'
+    names=tests/support/tsan.c
+fi
 # --target: build scripts and macros stay as they are.
 RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=$kind -Cforce-frame-pointers=yes" CARGO_TARGET_DIR=$target \
     cargo rustc --locked --lib --crate-type staticlib --target "$host" $also
+# Seconds for each program; the fault matrix makes some ten thousand calls, each slower by one or two orders here.
+limit=${SANITIZE_SECONDS:-3600}
 programs=$(mktemp -d)
 trap 'rm -rf "$programs"' EXIT
 failed=0
-# Not `memory` and `process`, which stand in for parts of the C library, `unload`, which opens the shared library, and `stack`: frames
-# are larger here.
-for name in ${*:-library errors model source text sequence state step sampler grammar structs threads teardown leave field faults}; do
-    cc -std=c11 -D_DEFAULT_SOURCE -O1 -g -pthread "-fsanitize=$kind" -Iinclude "tests/c/$name.c" -o "$programs/$name" "$target/$host/debug/libmetrale.a" -lm -ldl
+# All programs but four: `memory` and `process` stand in for the parts of the C library that a sanitizer replaces, `unload` opens and closes
+# the shared library, which has none in it, and `workers` holds times against each other that a sanitizer stretches unevenly.
+for name in ${*:-library errors model source parts text sequence state prefix step embed sampler grammar structs stack runtime threads teardown leave field faults}; do
+    cc -std=c11 -D_DEFAULT_SOURCE -O1 -g -pthread "-fsanitize=$kind" -Iinclude "tests/c/$name.c" $names -o "$programs/$name" "$target/$host/debug/libmetrale.a" -lm -ldl
     # Sizes beyond all memory are asked for on purpose.
-    if ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=0 TSAN_OPTIONS=halt_on_error=1 \
-        timeout 900 "$programs/$name" tests/fixtures/stories260k/model.gguf quick >"$programs/said" 2>&1; then
+    if ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=0 TSAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1 \
+        timeout "$limit" "$programs/$name" tests/fixtures/stories260k/model.gguf quick >"$programs/said" 2>&1; then
         echo "$kind $name: clean"
     else
         failed=1

@@ -3,7 +3,7 @@
 //! A crew has a few posts. A leader puts its run up at a free one and begins; idle helpers see the number of runs change, look
 //! through the posts and join what they find. Nobody waits for a helper that has not joined, so it does not matter how many there
 //! are, or whether they sleep. Helpers spin for about 50 us after a run, since decode calls come back to back, and then sleep.
-#![allow(unsafe_code)] // Puts up functions that borrow from the leader's stack; blocks signals on own threads.
+#![allow(unsafe_code)] // Puts up functions that borrow from the leader's stack.
 
 use super::post::{self, Job, Post};
 use super::processors::{Processors, available_threads};
@@ -78,8 +78,6 @@ impl Crew {
     pub fn exactly(threads: usize) -> Result<Crew> {
         // With more threads than processors a spinning thread keeps the one it waits for from running.
         let mut crew = Crew::new(if threads > available_threads() { SPINS / 50 } else { SPINS });
-        // New threads inherit the mask, so a signal meant for the host never lands on a helper.
-        let _masked = SignalMask::block();
         for index in 1..threads {
             let shared = Arc::clone(&crew.shared);
             let help = move || shared.help_until(Away(&shared.away[OWN], 0), index);
@@ -234,42 +232,6 @@ impl Shared {
                 self.posts[(index + post) % POSTS].help(Some(away), self.spins);
             }
             seen = self.await_epoch(seen);
-        }
-    }
-}
-
-/// All signals but those of faults are blocked on this thread until the mask is dropped.
-struct SignalMask {
-    #[cfg(unix)]
-    saved: Option<libc::sigset_t>,
-}
-
-impl SignalMask {
-    fn block() -> SignalMask {
-        #[cfg(unix)]
-        {
-            // SAFETY: `sigset_t` is plain memory that sigfillset initialises; the calls only read and write the two sets given.
-            let saved = unsafe {
-                let (mut all, mut saved) = (std::mem::zeroed::<libc::sigset_t>(), std::mem::zeroed::<libc::sigset_t>());
-                libc::sigfillset(&mut all);
-                for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS] {
-                    libc::sigdelset(&mut all, fault);
-                }
-                (libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut saved) == 0).then_some(saved)
-            };
-            SignalMask { saved }
-        }
-        #[cfg(not(unix))]
-        SignalMask {}
-    }
-}
-
-impl Drop for SignalMask {
-    fn drop(&mut self) {
-        #[cfg(unix)]
-        if let Some(saved) = &self.saved {
-            // SAFETY: the set was filled by pthread_sigmask on this thread.
-            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, saved, std::ptr::null_mut()) };
         }
     }
 }

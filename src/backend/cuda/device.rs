@@ -111,10 +111,6 @@ impl Entered<'_> {
         self.0.api
     }
 
-    pub(super) fn device(&self) -> &Device {
-        self.0
-    }
-
     /// A status as a result; `what` was being done.
     pub(super) fn check(&self, code: Code, what: &str) -> Result<()> {
         if code == 0 {

@@ -46,7 +46,6 @@ table! {
     /// Functions of `libcuda.so.1`; all are in drivers for CUDA 12.0.
     Api:
     fn cuInit(c_uint);
-    fn cuDriverGetVersion(*mut c_int);
     fn cuDeviceGetCount(*mut c_int);
     fn cuDeviceGet(*mut c_int, c_int);
     fn cuDeviceGetName(*mut c_char, c_int, c_int);
@@ -70,7 +69,6 @@ table! {
     fn cuStreamDestroy_v2(CUstream);
     fn cuStreamSynchronize(CUstream);
     fn cuStreamQuery(CUstream);
-    fn cuStreamWaitEvent(CUstream, CUevent, c_uint);
     fn cuEventCreate(*mut CUevent, c_uint);
     fn cuEventRecord(CUevent, CUstream);
     fn cuEventQuery(CUevent);
@@ -99,7 +97,6 @@ pub type Program = *mut c_void;
 table! {
     /// Functions of NVRTC.
     Nvrtc:
-    fn nvrtcVersion(*mut c_int, *mut c_int);
     fn nvrtcCreateProgram(*mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char);
     fn nvrtcCompileProgram(Program, c_int, *const *const c_char);
     fn nvrtcGetProgramLogSize(Program, *mut usize);

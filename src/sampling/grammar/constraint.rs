@@ -1,7 +1,8 @@
 //! One sequence's way through a grammar.
 //!
 //! What counts is the list of tokens that were taken; the parser is a cache that can be made anew from it at any time.
-//! So a copy is an exact snapshot, taking a token back is exact, and a parser that failed is simply thrown away.
+//! So a copy is an exact snapshot, taking a token back is exact, and a parser that failed is simply thrown away. Copies share the
+//! parser until one of them goes on: a fork costs nothing, and its next token one copy of the parser instead of all tokens again.
 
 use std::sync::Arc;
 
@@ -28,7 +29,7 @@ struct Taken {
 pub struct Constraint {
     grammar: Arc<Grammar>,
     taken: Vec<Taken>,
-    parser: Option<Parser>,
+    parser: Option<Arc<Parser>>,
     /// The row with everything forbidden at minus infinity.
     row: Vec<f32>,
 }
@@ -163,7 +164,8 @@ impl Constraint {
         if self.ended() {
             bail!(GrammarDone, "the grammar was followed to its end");
         }
-        if let Some(Parser { fed, mask: Some(mask), .. }) = &self.parser
+        if let Some(parser) = &self.parser
+            && let Parser { fed, mask: Some(mask), .. } = &**parser
             && *fed == self.taken.len()
         {
             return Ok(mask.clone());
@@ -173,13 +175,13 @@ impl Constraint {
         let (grammar, taken) = (&self.grammar, &self.taken);
         let (parser, mask) = own_stack::run(STACK, "grammar", || {
             let mut held = match held {
-                Some(parser) => parser,
+                Some(parser) => Arc::try_unwrap(parser).unwrap_or_else(|shared| shared.copy()),
                 None => Parser { parser: grammar.parser(), fed: 0, mask: None },
             };
             let mask = held.advance(grammar, taken)?;
             Ok((held, mask))
         })?;
-        self.parser = Some(parser);
+        self.parser = Some(Arc::new(parser));
         if mask.tokens.is_zero() && (!mask.may_end || grammar.vocabulary.ends().is_empty()) {
             match mask.may_end {
                 true => bail!(GrammarDone, "the grammar was followed to its end, and the model has no token that says so"),
@@ -191,6 +193,11 @@ impl Constraint {
 }
 
 impl Parser {
+    /// One that goes its own way from here.
+    fn copy(&self) -> Parser {
+        Parser { parser: self.parser.deep_clone(), fed: self.fed, mask: None }
+    }
+
     /// Feeds what was taken since, and finds what may come next.
     fn advance(&mut self, grammar: &Grammar, taken: &[Taken]) -> Result<Mask> {
         self.mask = None;
@@ -229,6 +236,6 @@ impl Parser {
 
 impl Clone for Constraint {
     fn clone(&self) -> Constraint {
-        Constraint { grammar: Arc::clone(&self.grammar), taken: self.taken.clone(), parser: None, row: Vec::new() }
+        Constraint { grammar: Arc::clone(&self.grammar), taken: self.taken.clone(), parser: self.parser.clone(), row: Vec::new() }
     }
 }

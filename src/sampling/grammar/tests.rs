@@ -100,6 +100,81 @@ fn masks_agree(grammar: Grammar, words: &[&str], texts: &[String]) {
     }
 }
 
+/// Copies at random places, of copies too, each on its own way, taking back and forking on: their masks are those of a parser that goes
+/// the whole way anew. Going on from a copy costs less than the way.
+#[test]
+fn copies_go_on_from_where_they_are() {
+    let (words, vocabulary) = ascii();
+    let schema =
+        r#"{"type":"array","items":{"type":"object","properties":{"a":{"type":"string"},"b":{"type":"number"}},"required":["a"]}}"#;
+    for (kind, grammar) in [
+        ("schema", Grammar::json_schema(&vocabulary, schema)),
+        ("regex", Grammar::regex(&vocabulary, "([a-z]+( |, )){3,}x*")),
+        ("gbnf", Grammar::gbnf(&vocabulary, "root ::= \"(\" root \")\" | [a-z]+ root | \"[1\" [0-9]*")),
+    ] {
+        let grammar = Arc::new(grammar.unwrap());
+        let logits = vec![1.0f32; words.len() + 1];
+        let mut all = vec![(Constraint::new(Arc::clone(&grammar)), Vec::<i32>::new())];
+        let (mut state, mut compared) = (kind.len() as u64, 0);
+        for _ in 0..400 {
+            let at = pseudo_random(&mut state) as usize % all.len();
+            let (constraint, tokens) = &mut all[at];
+            let mut anew = Constraint::resumed(&grammar, &(0..tokens.len()).collect::<Vec<_>>(), tokens).unwrap();
+            match (constraint.mask(&logits), anew.mask(&logits)) {
+                (Ok(row), Ok(expected)) => {
+                    assert_eq!(row, expected, "{kind} after {tokens:?}");
+                    compared += 1;
+                    let open: Vec<i32> = (0..words.len() as i32).filter(|&id| row[id as usize] == 1.0).collect();
+                    if let Some(&token) = open.get(pseudo_random(&mut state) as usize % open.len().max(1)) {
+                        constraint.take(token, tokens.len()).unwrap();
+                        tokens.push(token);
+                    }
+                }
+                (row, expected) => assert_eq!(row.unwrap_err(), expected.unwrap_err(), "{kind} after {tokens:?}"),
+            }
+            match pseudo_random(&mut state) % 8 {
+                0 | 1 if all.len() < 12 => {
+                    let copy = (all[at].0.clone(), all[at].1.clone());
+                    all.push(copy);
+                }
+                2 => {
+                    all[at].1.pop();
+                    all[at].0.undo();
+                }
+                3 => {
+                    let length = all[at].1.len() / 2;
+                    all[at].1.truncate(length);
+                    all[at].0.truncate(length);
+                }
+                _ => {}
+            }
+        }
+        assert!(compared > 200, "{kind}: {compared} masks");
+    }
+    // A long way: what a copy pays for its next mask, beside the way anew.
+    let grammar = Arc::new(Grammar::regex(&vocabulary, "[a-z ]*").unwrap());
+    let mut constraint = Constraint::new(Arc::clone(&grammar));
+    let logits = vec![1.0f32; words.len() + 1];
+    for position in 0..4000 {
+        constraint.mask(&logits).unwrap();
+        constraint.take(i32::from(b'a' - b' '), position).unwrap();
+    }
+    constraint.mask(&logits).unwrap();
+    let timed = |copy: &mut Constraint| {
+        copy.take(i32::from(b'b' - b' '), 4000).unwrap();
+        let begun = Instant::now();
+        copy.mask(&logits).unwrap();
+        begun.elapsed()
+    };
+    let copied = (0..5).map(|_| timed(&mut constraint.clone())).min().unwrap();
+    let positions: Vec<usize> = (0..4000).collect();
+    let mut anew = Constraint::new(Arc::clone(&grammar));
+    positions.iter().for_each(|&p| anew.take(i32::from(b'a' - b' '), p).unwrap());
+    let whole = timed(&mut anew);
+    println!("after 4,000 tokens: a copy goes on in {copied:?}, a parser anew in {whole:?}");
+    assert!(copied < whole);
+}
+
 /// Those of the texts that an expression matches as a whole.
 fn matching(texts: &[String], matcher: &fancy_regex::Regex) -> Vec<String> {
     texts.iter().filter(|text| matcher.is_match(text).unwrap()).cloned().collect()

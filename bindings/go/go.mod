@@ -1,0 +1,3 @@
+module metrale
+
+go 1.24

@@ -1,0 +1,85 @@
+// Loading, which a task can cancel.
+
+import CMetrale
+
+/// How far a load is, in bytes of the phase; `total` is 0 while it is not known.
+public struct LoadProgress: Sendable {
+    /// "reading", "weights" or "done".
+    public let phase: String
+    public let done: UInt64
+    public let total: UInt64
+}
+
+/// How to load a model. Zeros are defaults.
+public struct LoadOptions: Sendable {
+    /// Most threads that compute; 0 takes the processors this process may use.
+    public var threads: UInt32 = 0
+    /// Most tokens of one sequence; 0 takes the model's limit, capped at 4,096.
+    public var context: UInt64 = 0
+    /// Most bytes that model and one sequence may take; 0 takes what the machine has free.
+    public var memory: UInt64 = 0
+    /// Most bytes kept of prompts, so that one that begins like an earlier one is not computed again.
+    public var prefixBytes: UInt64 = 0
+    /// Every weight decoded to its exact value, activations and cache in f32.
+    public var exact = false
+    /// Called on the thread that loads.
+    public var progress: (@Sendable (LoadProgress) -> Void)?
+
+    public init() {}
+}
+
+/// One load. The library calls back into it, so it stays until the load is over.
+final class Loading: @unchecked Sendable { // the handle may be used on any thread, and the rest does not change
+    private let report: (@Sendable (LoadProgress) -> Void)?
+    private var handle: OpaquePointer?
+
+    init(path: String, options: LoadOptions) throws {
+        report = options.progress
+        try check { metrale_check_abi(UInt32(METRALE_ABI_VERSION), $0) }
+        let source = try made { metrale_source_path(path, 0, $0, $1) }
+        defer { metrale_source_free(source) }
+        var wanted = metrale_load_options()
+        wanted.struct_size = MemoryLayout<metrale_load_options>.size
+        wanted.threads = options.threads
+        wanted.context = options.context
+        wanted.memory = options.memory
+        wanted.prefix_bytes = options.prefixBytes
+        wanted.compute = options.exact ? UInt32(METRALE_COMPUTE_F32) : UInt32(METRALE_COMPUTE_DEFAULT)
+        if options.progress != nil {
+            wanted.user = Unmanaged.passUnretained(self).toOpaque()
+            wanted.progress = { user, done, total, phase in
+                guard let user, let phase else { return 0 }
+                let loading = Unmanaged<Loading>.fromOpaque(user).takeUnretainedValue()
+                loading.report?(LoadProgress(phase: String(cString: phase), done: done, total: total))
+                return 0
+            }
+        }
+        handle = try made { metrale_load_begin(source, &wanted, $0, $1) }
+    }
+
+    deinit { metrale_loading_free(handle) }
+
+    func finish() throws -> Model {
+        Model(try made { metrale_load_step(handle, UInt64.max, nil, $0, $1) })
+    }
+
+    func cancel() { metrale_load_cancel(handle, nil) }
+}
+
+extension Model {
+    /// Loads a model from a GGUF file or a folder with config.json, and returns when it is ready. When the task is cancelled, so is
+    /// the load.
+    public static func load(_ path: String, options: LoadOptions = LoadOptions()) async throws -> Model {
+        try Task.checkCancellation()
+        let loading = try Loading(path: path, options: options)
+        do {
+            return try await withTaskCancellationHandler {
+                try await blocking { try loading.finish() }
+            } onCancel: {
+                loading.cancel()
+            }
+        } catch let error as MetraleError where error.status == .cancelled {
+            throw CancellationError()
+        }
+    }
+}
