@@ -77,6 +77,7 @@ pub(super) struct Runner {
 }
 
 /// What programs run in, where the model computes.
+#[allow(clippy::large_enum_variant)] // a model has one or two
 pub(super) enum Room {
     Host(Workspace),
     Device(Box<DeviceWorkspace>),
