@@ -2,6 +2,8 @@
 //! left when one stops answering. Without a real device the tests run in a child process over the kernels on the host.
 #![allow(unsafe_code)] // calls the C interface
 
+#![allow(unsafe_code)] // structs and strings of the C interface
+
 mod support;
 
 use metrale::abi::*;

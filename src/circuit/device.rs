@@ -30,7 +30,7 @@ pub struct DeviceWorkspace {
     best: Block,
     found: Pinned,
     places: BatchPlaces,
-    image: Vec<u8>,
+    image: Pinned,
     sequences: usize,
     /// The operation to go on with; 0 for none under way.
     place: usize,
@@ -92,10 +92,11 @@ impl DeviceWorkspace {
         let most = |size: &dyn Fn(&Program) -> usize| programs.iter().map(|p| size(p)).max().unwrap_or(0);
         let (rows, sequences) = (most(&|p| p.layout().max_rows), most(&|p| p.layout().max_sequences));
         let places = BatchPlaces::new(rows, sequences, kv_states);
+        let image = places.bytes(most_pages(sequences, kv_states, context));
         Ok(DeviceWorkspace {
             stream: Arc::clone(stream),
             values: Block::new(device, most(&Program::workspace_bytes), "workspace")?,
-            batch: Block::new(device, places.bytes(most_pages(sequences, kv_states, context)), "a batch for the device")?,
+            batch: Block::new(device, image, "a batch for the device")?,
             scratch: Block::new(
                 device,
                 most(&|p| p.gpu_scratch_bytes(rounded(context), device.info().processors)),
@@ -104,7 +105,7 @@ impl DeviceWorkspace {
             best: Block::new(device, BEST * sequences * (CHUNKS + 1), "the highest logits")?,
             found: Pinned::new(device, BEST * sequences, "the highest logits")?,
             places,
-            image: Vec::new(),
+            image: Pinned::new(device, image, "a batch for the device")?,
             sequences,
             place: 0,
             ends: (0..AHEAD).map(|_| Event::new(device, false)).collect::<Result<_>>()?,
@@ -171,9 +172,11 @@ impl DeviceWorkspace {
         control: Control<'_>,
     ) -> Result<Outcome> {
         ensure!(self.values.len() >= program.workspace_bytes(), Internal, "the workspace is sized by the largest program");
-        self.places.write(batch, self.batch.address(), &mut self.image)?;
-        ensure!(self.image.len() <= self.batch.len(), Internal, "a batch of more pages than its sequences' context has");
-        self.stream.write(self.batch.address(), &self.image)?;
+        let bytes = self.places.bytes_of(batch);
+        ensure!(bytes <= self.batch.len(), Internal, "a batch of more pages than its sequences' context has");
+        self.places.write(batch, self.batch.address(), self.image.as_mut_slice());
+        // SAFETY: `run` waits for the stream before the image is written again.
+        unsafe { self.stream.write_pinned(self.batch.address(), &self.image, 0..bytes) }?;
         if let (true, 0, Some(step)) = (self.captures, self.place, Step::of(program, batch, keep)) {
             self.step(program, batch, weights, step)?;
             return self.find(batch.segments.len(), keep);

@@ -5,7 +5,6 @@
 #![allow(unsafe_code)] // structs as bytes
 
 use super::Batch;
-use crate::error::{Result, reserve};
 
 /// `Batch`.
 #[derive(Clone, Copy)]
@@ -58,12 +57,14 @@ impl BatchPlaces {
         self.starts()[8] + 8 * pages
     }
 
-    /// Writes a batch that will lie at `base`. The batch's pointers are addresses of the device.
-    pub fn write(&self, batch: &Batch, base: u64, out: &mut Vec<u8>) -> Result<()> {
+    /// Bytes that a batch takes.
+    pub fn bytes_of(&self, batch: &Batch) -> usize {
+        self.bytes(batch.kv.iter().map(|list| list.pages().len()).sum())
+    }
+
+    /// Writes a batch that will lie at `base`; `out` has room for it. The batch's pointers are addresses of the device.
+    pub fn write(&self, batch: &Batch, base: u64, out: &mut [u8]) {
         let starts = self.starts();
-        let pages: usize = batch.kv.iter().map(|list| list.pages().len()).sum();
-        out.clear();
-        reserve(out, self.bytes(pages), "a batch for the device")?;
         let at = |i: usize| base + starts[i] as u64;
         let head = Head {
             rows: batch.tokens.len() as u32,
@@ -79,45 +80,35 @@ impl BatchPlaces {
             state_read: at(6),
             state_write: at(7),
         };
-        // SAFETY: a struct of numbers without padding.
-        out.extend_from_slice(unsafe { std::slice::from_raw_parts((&raw const head).cast::<u8>(), size_of::<Head>()) });
-        let mut array = |index: usize, bytes: &mut dyn Iterator<Item = [u8; 4]>| {
-            out.resize(starts[index], 0);
-            bytes.for_each(|b| out.extend_from_slice(&b));
-        };
-        let halves = |word: u64| [(word as u32).to_ne_bytes(), ((word >> 32) as u32).to_ne_bytes()];
-        array(0, &mut batch.tokens.iter().map(|t| t.to_ne_bytes()));
-        array(1, &mut batch.positions.iter().map(|p| p.to_ne_bytes()));
-        array(2, &mut batch.segments.iter().enumerate().flat_map(|(i, s)| s.rows.clone().map(move |_| (i as u32).to_ne_bytes())));
-        array(3, &mut batch.segments.iter().map(|s| (s.rows.end as u32).wrapping_sub(1).to_ne_bytes()));
-        array(
-            4,
-            &mut batch.segments.iter().enumerate().flat_map(|(i, s)| {
-                let words = [s.rows.start, s.rows.len(), s.position, batch.source(i)];
-                words.map(|word| (word as u32).to_ne_bytes())
-            }),
-        );
-        let mut next = at(8);
-        array(
-            5,
-            &mut batch.kv.iter().flat_map(|list| {
-                let start = next;
-                next += 8 * list.pages().len() as u64;
-                halves(start)
-            }),
-        );
-        array(6, &mut batch.states.iter().flat_map(|s| halves(s.read_address())));
-        array(7, &mut batch.states.iter().flat_map(|s| halves(s.write_address())));
-        array(8, &mut std::iter::empty());
-        // Addresses are kept as the host's pointers are.
-        const { assert!(size_of::<*mut u8>() == 8) };
-        for list in &batch.kv {
-            let pages = list.pages();
-            // SAFETY: pointers read as their bytes.
-            out.extend_from_slice(unsafe { std::slice::from_raw_parts(pages.as_ptr().cast::<u8>(), size_of_val(pages)) });
+        put(out, 0, std::slice::from_ref(&head));
+        put(out, starts[0], &batch.tokens);
+        put(out, starts[1], &batch.positions);
+        for (index, segment) in batch.segments.iter().enumerate() {
+            let number = index as u32;
+            segment.rows.clone().for_each(|row| put(out, starts[2] + 4 * row, &[number]));
+            put(out, starts[3] + 4 * index, &[(segment.rows.end as u32).wrapping_sub(1)]);
+            let words = [segment.rows.start, segment.rows.len(), segment.position, batch.source(index)];
+            put(out, starts[4] + 16 * index, &words.map(|word| word as u32));
         }
-        Ok(())
+        for (index, state) in batch.states.iter().enumerate() {
+            put(out, starts[6] + 8 * index, &[state.read_address()]);
+            put(out, starts[7] + 8 * index, &[state.write_address()]);
+        }
+        let mut next = starts[8];
+        for (index, list) in batch.kv.iter().enumerate() {
+            put(out, starts[5] + 8 * index, &[base + next as u64]);
+            put(out, next, list.pages());
+            next += 8 * list.pages().len();
+        }
     }
+}
+
+/// Writes numbers, or addresses, at a place.
+fn put<T: Copy>(out: &mut [u8], at: usize, values: &[T]) {
+    let bytes = size_of_val(values);
+    // SAFETY: what is written here are numbers and structs of numbers without padding, and addresses that are kept as numbers.
+    let from = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), bytes) };
+    out[at..at + bytes].copy_from_slice(from);
 }
 
 #[cfg(test)]
@@ -132,8 +123,9 @@ mod tests {
         let mut batch = Batch { tokens: vec![7, 8, 9], positions: vec![4, 5, 0], kv_states: 1, ..Batch::default() };
         batch.segments = vec![Segment { rows: 0..2, position: 4 }, Segment { rows: 2..3, position: 0 }];
         batch.kv = lists.iter().map(|l| KvPages::new(l)).collect();
-        let mut bytes = Vec::new();
-        BatchPlaces::new(8, 4, 1).write(&batch, 0, &mut bytes).unwrap();
+        let places = BatchPlaces::new(8, 4, 1);
+        let mut bytes = vec![0; places.bytes_of(&batch)];
+        places.write(&batch, 0, &mut bytes);
         let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
         let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
         assert_eq!([word(0), word(4), word(8)], [3, 2, 1]);
