@@ -171,6 +171,8 @@ template <u32 G, bool HALF> DEVICE void attend_rows(const AttentionArgs& a, u8* 
             float sum = warp_sum(w0 + w1);
             s[g * TILE + lane()] = w0;
             s[g * TILE + 32 + lane()] = w1;
+            // Every lane has read the maximum of before.
+            warp_barrier();
             if (lane() == 0) {
                 factor[g] = exponential(before - now);
                 total[g] = total[g] * factor[g] + sum;
