@@ -31,6 +31,8 @@
         return metrale_old_##name(a, b, c, d, e);                      \
     }
 
+OLD(dlerror, FIRST)
+OLD(dlopen, FIRST)
 OLD(dlsym, FIRST)
 OLD(pthread_attr_getguardsize, FIRST)
 OLD(pthread_attr_getstack, FIRST)
