@@ -1,7 +1,5 @@
 package metrale
 
-// #cgo !metrale_static pkg-config: metrale
-// #cgo metrale_static pkg-config: metrale-static
 // #include "shim.h"
 import "C"
 
