@@ -4,7 +4,6 @@
 //! [`fuse`] rewrites neighbours (each rule exact or checked against the reference); [`Layout`] gives every value a place in one
 //! workspace; [`Program`] runs the operations in order on the worker pool. [`explain`] prints any stage as text.
 
-#[cfg(feature = "cuda")]
 mod device;
 mod dump;
 mod fuse;
@@ -14,7 +13,6 @@ mod lower;
 mod program;
 mod tape;
 
-#[cfg(feature = "cuda")]
 pub use device::{DeviceWeights, DeviceWorkspace, rehearse};
 pub use dump::explain;
 pub use fuse::{RULES, Rule, fuse};

@@ -78,7 +78,7 @@ pub(super) struct Runner {
 
 /// What programs run in, where the model computes.
 pub(super) enum Room {
-    Host(Workspace),
+    Host(Box<Workspace>),
     Device(Box<DeviceWorkspace>),
 }
 
@@ -87,7 +87,7 @@ impl Room {
     pub fn new(programs: &[&Program], stream: Option<&Arc<Stream>>, (kv_states, context): (usize, usize)) -> Result<Room> {
         Ok(match stream {
             Some(stream) => Room::Device(Box::new(DeviceWorkspace::new(stream, programs, kv_states, context)?)),
-            None => Room::Host(Workspace::new(programs.iter().map(|p| p.workspace_bytes()).max().unwrap_or(0))?),
+            None => Room::Host(Box::new(Workspace::new(programs.iter().map(|p| p.workspace_bytes()).max().unwrap_or(0))?)),
         })
     }
 

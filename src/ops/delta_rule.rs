@@ -216,9 +216,9 @@ impl Op for DeltaRule {
         let (key_dim, value_dim, gates) = self.dims(|v| gpu.width(v));
         let (name, padded) = match key_dim {
             ..=32 => ("delta_rule_32", 32),
-            ..=64 => ("delta_rule_64", 64),
-            ..=128 => ("delta_rule_128", 128),
-            ..=256 => ("delta_rule_256", 256),
+            33..=64 => ("delta_rule_64", 64),
+            65..=128 => ("delta_rule_128", 128),
+            129..=256 => ("delta_rule_256", 256),
             _ => bail!(Unsupported, "delta_rule: keys of {key_dim} elements; a GPU computes at most 256"),
         };
         let args = DeltaRuleArgs {

@@ -179,9 +179,9 @@ impl Op for Mamba2 {
         let (channels, depth) = self.dims(|v| gpu.width(v));
         let (name, padded) = match depth {
             ..=32 => ("mamba2_32", 32),
-            ..=64 => ("mamba2_64", 64),
-            ..=128 => ("mamba2_128", 128),
-            ..=256 => ("mamba2_256", 256),
+            33..=64 => ("mamba2_64", 64),
+            65..=128 => ("mamba2_128", 128),
+            129..=256 => ("mamba2_256", 256),
             _ => bail!(Unsupported, "mamba2: states {depth} deep; a GPU computes at most 256"),
         };
         let args = Mamba2Args {

@@ -164,8 +164,8 @@ impl Op for SelectedAttention {
     fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
         let (name, together) = match self.key_dim.max(self.value_dim) {
             ..=128 => ("selected_attention_128", 4),
-            ..=256 => ("selected_attention_256", 4),
-            ..=512 => ("selected_attention_512", 2),
+            129..=256 => ("selected_attention_256", 4),
+            257..=512 => ("selected_attention_512", 2),
             wide => bail!(Unsupported, "selected_attention: heads of {wide} elements; a GPU computes at most 512"),
         };
         let (rows, groups) = (gpu.rows(self.y), self.kv_heads * self.group().div_ceil(together));

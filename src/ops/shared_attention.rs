@@ -225,9 +225,9 @@ impl Op for SharedAttention {
         let width = self.records.width;
         let (name, together) = match width {
             ..=128 => ("shared_attention_128", 4),
-            ..=512 => ("shared_attention_512", 4),
-            ..=576 => ("shared_attention_576", 4),
-            ..=1024 => ("shared_attention_1024", 2),
+            129..=512 => ("shared_attention_512", 4),
+            513..=576 => ("shared_attention_576", 4),
+            577..=1024 => ("shared_attention_1024", 2),
             _ => bail!(Unsupported, "shared_attention: rows of {width} elements; a GPU computes at most 1024"),
         };
         let (rows, groups) = (gpu.rows(self.y), self.heads.div_ceil(together));

@@ -73,6 +73,9 @@ impl Block {
     pub fn len(&self) -> usize {
         match *self {}
     }
+    pub fn is_empty(&self) -> bool {
+        match *self {}
+    }
 }
 
 impl Pinned {

@@ -1,5 +1,6 @@
 // Kernels with mistakes in them, to see that the shim finds each. Argument: which. 0: it found nothing; 3: it reported a failure of the kernel;
-// 4: the result is not what it would be without the mistake.
+// 4: the result is not what it would be without the mistake; 2: there is
+// no such kernel; 1: the address sanitizer says so.
 #define FILE_NAME planted
 #include "../shim.hpp"
 
@@ -94,7 +95,7 @@ int main(int, char** argv) {
     Args args = {data, 64};
     const shim::Kernel* kernel = shim::kernels;
     while (kernel && strcmp(kernel->name, argv[1])) kernel = kernel->next;
-    if (!kernel) return 1;
+    if (!kernel) return 2;
     if (!shim::launch(*kernel, {1, 1, 1}, {64, 1, 1}, 64 * sizeof(float), &args)) return 3;
     bool fine = data[0] == 2016.0f || !strncmp(argv[1], "outside", 7);
     free(data);
