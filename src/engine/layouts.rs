@@ -79,6 +79,14 @@ impl Choice<'_> {
             }
             return Ok(None);
         }
+        // Whole numbers are looked up, not multiplied, and are to stay what they are.
+        if spec.role == Role::Rows
+            && let Form::Plain(dtype) = form
+            && crate::quant::format(dtype).is_some()
+            && layout_for(form, spec.cols, self.compute).is_err()
+        {
+            return Ok(Some(Layout::F32));
+        }
         let mut own = layout_for(form, spec.cols, self.compute).map_err(|e| e.context(&part.tensor).named(&part.tensor))?;
         if matches!(pick, Pick::Transposed { .. }) && own.is_integer() {
             // Scales run along stored rows, which a transposed part crosses.
