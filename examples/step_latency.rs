@@ -273,7 +273,7 @@ fn state(sequence: &Sequence, calls: usize) -> metrale::error::Result<()> {
     };
     let (mut fork, mut write) = (Vec::new(), Vec::new());
     let cache = engine.cache_bytes();
-    let mut taken = 0;
+    let (mut taken, mut copied) = (0, 0);
     for _ in 0..calls.min(100) {
         let started = Instant::now();
         let mut copy = sequence.fork()?;
@@ -282,9 +282,10 @@ fn state(sequence: &Sequence, calls: usize) -> metrale::error::Result<()> {
         let started = Instant::now();
         copy.prefill(&[1])?;
         write.push(started.elapsed().as_secs_f64() * 1e6);
+        copied = engine.cache_bytes() - cache;
     }
     time(&format!("fork of {} tokens", sequence.len()), &fork, format!("cache bytes taken: {taken}"));
-    time("first token of a fork (copies a page)", &write, format!("cache bytes taken: {}", engine.cache_bytes() - cache));
+    time("first token of a fork (copies a page)", &write, format!("cache bytes taken: {copied}"));
     let (mut save, mut restore, mut size) = (Vec::new(), Vec::new(), 0);
     for _ in 0..calls.min(20) {
         let started = Instant::now();

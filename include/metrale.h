@@ -364,7 +364,8 @@ typedef struct {
     uint64_t prefix_bytes;
     // The device that computes, as `metrale_device_info` numbers them; 0 is the processor. `METRALE_NOT_FOUND` or
     // `METRALE_DEVICE_UNSUPPORTED`, before weights are read, where it cannot be used, and `METRALE_UNSUPPORTED` where it has no code for an
-    // operation of the model.
+    // operation of the model. On an NVIDIA device the order of a sum depends on how many rows are computed together: what this header calls the
+    // same bits holds for the processor, and there up to the last ones.
     uint32_t device;
     // Must be zero.
     uint32_t reserved;

@@ -1,6 +1,5 @@
 // act: y = act(gate) * up; src/ops/act.rs has the definitions.
 #include "common/activation.cuh"
-#include "common/rows.cuh"
 
 struct ActMulArgs {
     View gate;
@@ -18,11 +17,7 @@ KERNEL_OF(256, act_mul, ActMulArgs) {
     u32 row = blockIdx.x, rows = *a.y.rows;
     begin();
     if (row >= rows) return;
-    const float* gate = row_at(a.gate, row);
     const float* up = a.up.data ? row_at(a.up, row) : nullptr;
     float* y = row_at(a.y, row);
-    each_column(a.y.width, [&](u32 i) {
-        float v = activated(a.act, gate[i], a.limit, a.slope);
-        y[i] = up ? v * other_factor(a.act, up[i], a.limit, a.slope) : v;
-    });
+    each_activated(a.act, row_at(a.gate, row), up, a.y.width, a.limit, a.slope, [&](u32 i, float v) { y[i] = v; });
 }

@@ -1,5 +1,5 @@
 // add: y = a + b, alone or with the RMS norm that follows; src/ops/add.rs has the definitions.
-#include "common/rows.cuh"
+#include "common/add_norm.cuh"
 
 struct AddArgs {
     View a, b, y;
@@ -23,38 +23,12 @@ struct AddNormArgs {
     u32 spare;
 };
 
-// Elements of a row that a thread keeps while the row is summed; longer rows are read again.
-static const u32 KEPT = 8;
-
 // Grid: (rows); a block takes a row.
 KERNEL_OF(1024, add_norm, AddNormArgs) {
     SHARED float scratch[33];
     u32 row = blockIdx.x, rows = *a.y.rows;
     begin();
     if (row >= rows) return;
-    const float* x0 = row_at(a.a, row);
-    const float* x1 = row_at(a.b, row);
-    float* total = row_at(a.sum, row);
     float* y = row_at(a.y, row);
-    u32 width = a.y.width, step = blockDim.x;
-    float kept[KEPT], squares = 0.0f;
-#pragma unroll
-    for (u32 j = 0; j < KEPT; j++) {
-        u32 i = threadIdx.x + j * step;
-        kept[j] = i < width ? x0[i] + x1[i] : 0.0f;
-        if (i < width) total[i] = kept[j];
-        squares = fused(kept[j], kept[j], squares);
-    }
-    for (u32 i = threadIdx.x + KEPT * step; i < width; i += step) {
-        float v = x0[i] + x1[i];
-        total[i] = v;
-        squares = fused(v, v, squares);
-    }
-    float factor = 1.0f / root(block_sum(squares, scratch) / (float)width + a.eps);
-#pragma unroll
-    for (u32 j = 0; j < KEPT; j++) {
-        u32 i = threadIdx.x + j * step;
-        if (i < width) y[i] = kept[j] * factor * a.weight[i];
-    }
-    for (u32 i = threadIdx.x + KEPT * step; i < width; i += step) y[i] = total[i] * factor * a.weight[i];
+    add_and_norm(row_at(a.a, row), row_at(a.b, row), row_at(a.sum, row), a.weight, a.y.width, a.eps, scratch, [&](u32 i, float v) { y[i] = v; });
 }

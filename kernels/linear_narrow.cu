@@ -5,23 +5,8 @@
 #include "common/rows.cuh"
 #include "formats/fragments.cuh"
 
-struct NarrowArgs {
-    View y;
-    // Of the whole matrix, or null.
-    const float* bias;
-    // What linear_prepare.cu made of x.
-    const u32* words;
-    const BlockFactor* factors;
-    const float* exponents;
-    // First row of y, and those from there on that are computed: 8 * TILES at most.
-    u32 first;
-    u32 limbs, parts, spare;
-    // All of one layout.
-    Part part[4];
-};
-
 // The pair of panels `pair` counted over parts, each of which begins a new pair.
-DEVICE const Part& part_of(const NarrowArgs& a, u32& pair) {
+DEVICE const Part& part_of(const TensorArgs& a, u32& pair) {
     u32 index = 0;
     while (index + 1 < a.parts && pair >= (panels_of(a.part[index]) + 1) / 2) pair -= (panels_of(a.part[index++]) + 1) / 2;
     return a.part[index];
@@ -62,7 +47,7 @@ template <u32 TILES> DEVICE void load_words(const u32* words, u64 step, u32 (&b)
 }
 
 template <class F, u32 TILES, bool INTEGER> struct Meet {
-    static DEVICE void add(const NarrowArgs&, const Part& p, float (&acc)[TILES][2][4], const Step<F, INTEGER>& s, const u32 (&b)[TILES][2], u32) {
+    static DEVICE void add(const TensorArgs&, const Part& p, float (&acc)[TILES][2][4], const Step<F, INTEGER>& s, const u32 (&b)[TILES][2], u32) {
 #pragma unroll
         for (u32 m = 0; m < 2; m++) {
             u32 w[4];
@@ -73,7 +58,7 @@ template <class F, u32 TILES, bool INTEGER> struct Meet {
     }
 };
 template <class F, u32 TILES> struct Meet<F, TILES, true> {
-    static DEVICE void add(const NarrowArgs& a, const Part& p, float (&acc)[TILES][2][4], const Step<F, true>& s, const u32 (&b)[TILES][2], u32 step) {
+    static DEVICE void add(const TensorArgs& a, const Part& p, float (&acc)[TILES][2][4], const Step<F, true>& s, const u32 (&b)[TILES][2], u32 step) {
 #pragma unroll
         for (u32 i = 0; i < TILES; i++) {
             Words4 w = load16(a.factors + (u64)step * 8 * TILES + i * 8 + lane() % 4 * 2);
@@ -84,7 +69,7 @@ template <class F, u32 TILES> struct Meet<F, TILES, true> {
 };
 
 // `sums`: [warps][TILES][2][4][32].
-template <class F, u32 TILES, u32 AHEAD> DEVICE void multiply_narrow(const NarrowArgs& a, float* sums) {
+template <class F, u32 TILES, u32 AHEAD> DEVICE void multiply_narrow(const TensorArgs& a, float* sums) {
     u32 pair = blockIdx.x;
     const Part& p = part_of(a, pair);
     u32 warp = threadIdx.x / 32, warps = blockDim.x / 32, steps = p.cols / F::STEP;
@@ -147,7 +132,7 @@ template <class F, u32 TILES, u32 AHEAD> DEVICE void multiply_narrow(const Narro
 
 // Grid: (pairs of panels of all parts); up to 8 warps. Shared: warps * TILES * 1,024 bytes.
 #define NARROW(name, TILES, AHEAD, ...)                              \
-    KERNEL_OF(256, name, NarrowArgs) {                               \
+    KERNEL_OF(256, name, TensorArgs) {                               \
         SHARED_BYTES(memory);                                        \
         multiply_narrow<__VA_ARGS__, TILES, AHEAD>(a, (float*)memory); \
     }

@@ -6,19 +6,6 @@
 #include "common/rows.cuh"
 #include "formats/fragments.cuh"
 
-struct WideArgs {
-    View y;
-    // Of the whole matrix, or null.
-    const float* bias;
-    // What linear_prepare.cu made of x: `tiles` of eight rows from `first` on.
-    const u32* words;
-    const BlockFactor* factors;
-    const float* exponents;
-    u32 first, tiles, limbs, parts;
-    // All of one layout.
-    Part part[4];
-};
-
 static const u32 PANELS = 8, WARPS = 8, THREADS = WARPS * 32;
 
 // Bytes of a stage's panel, in front of whose codes lie its scales.
@@ -37,7 +24,7 @@ template <class F, u32 TILES> struct Sizes {
 };
 
 // Queues the copies of a stage: `stage` of the panels, which meets stage `x_stage` of the activations.
-template <class F, u32 TILES> DEVICE void copy_stage(const WideArgs& a, const Part& p, u32 panel, u32 tile, u32 stage, u32 x_stage, u8* to) {
+template <class F, u32 TILES> DEVICE void copy_stage(const TensorArgs& a, const Part& p, u32 panel, u32 tile, u32 stage, u32 x_stage, u8* to) {
     typedef Sizes<F, TILES> Z;
     typedef typename Z::S S;
     const u32 CHUNKS = S::PANEL / 16, FRONT = S::FRONT / 16;
@@ -111,7 +98,7 @@ template <class F, u32 TILES, u32 P, u32 N> struct Multiply<F, TILES, P, N, true
     }
 };
 
-template <class F, u32 TILES, u32 ROW_WARPS, u32 STAGES> DEVICE void multiply_wide(const WideArgs& a, u8* memory) {
+template <class F, u32 TILES, u32 ROW_WARPS, u32 STAGES> DEVICE void multiply_wide(const TensorArgs& a, u8* memory) {
     typedef Sizes<F, TILES> Z;
     const u32 P = PANELS / 2 / ROW_WARPS, N = TILES / (WARPS / ROW_WARPS);
     u32 panel = blockIdx.y * PANELS, index = 0, tile = blockIdx.x * TILES;
@@ -180,7 +167,7 @@ template <class F, u32 TILES, u32 ROW_WARPS, u32 STAGES> DEVICE void multiply_wi
 
 // Grid: (rows / (8 TILES), blocks of 8 panels of all parts). Shared: STAGES stages; see src/ops/linear_launch.rs.
 #define WIDE(name, TILES, ROW_WARPS, STAGES, ...)                           \
-    KERNEL_OF(256, name, WideArgs) {                                        \
+    KERNEL_OF(256, name, TensorArgs) {                                        \
         SHARED_BYTES(memory);                                               \
         multiply_wide<__VA_ARGS__, TILES, ROW_WARPS, STAGES>(a, memory);    \
     }

@@ -62,9 +62,14 @@ func extract(ctx context.Context, model *metrale.Model, schema, text string) (js
 
 func run() error {
 	path := flag.String("schema", "", "a file with a JSON schema (default: that of a meeting)")
-	flag.Parse()
+	flag.Usage = func() {
+		fmt.Fprintln(os.Stderr, "usage: extract [-schema FILE] MODEL TEXT")
+		flag.PrintDefaults()
+	}
+	flag.Parse() // a wrong option shows the usage and exits with 2
 	if flag.NArg() != 2 {
-		return errors.New("usage: extract [-schema FILE] MODEL TEXT")
+		flag.Usage()
+		os.Exit(2)
 	}
 	schema := eventSchema
 	if *path != "" {

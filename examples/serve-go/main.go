@@ -102,9 +102,14 @@ func serve(ctx context.Context, listener net.Listener, model *metrale.Model, gra
 
 func main() {
 	address := flag.String("listen", "127.0.0.1:8080", "where to listen")
-	flag.Parse()
+	flag.Usage = func() {
+		fmt.Fprintln(os.Stderr, "usage: serve [-listen ADDRESS] MODEL")
+		flag.PrintDefaults()
+	}
+	flag.Parse() // a wrong option shows the usage and exits with 2
 	if flag.NArg() != 1 {
-		log.Fatal("usage: serve [-listen ADDRESS] MODEL")
+		flag.Usage()
+		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second interrupt ends the process

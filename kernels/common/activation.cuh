@@ -1,6 +1,6 @@
 // Activations by number; src/ops/act.rs has the definitions.
 #pragma once
-#include "frame.cuh"
+#include "rows.cuh"
 
 enum Activation : u32 {
     SILU,
@@ -47,4 +47,13 @@ DEVICE float other_factor(Activation act, float up, float limit, float slope) {
         case SWIGLU_OAI: return within(up, limit) + 1.0f;
         default: return up;
     }
+}
+
+// Calls `put(i, v)` with act(gate) * up, or act(gate) where `up` is null, for the columns of this thread (each_column).
+template <class Put>
+DEVICE void each_activated(Activation act, const float* gate, const float* up, u32 width, float limit, float slope, Put put) {
+    each_column(width, [&](u32 i) {
+        float v = activated(act, gate[i], limit, slope);
+        put(i, up ? v * other_factor(act, up[i], limit, slope) : v);
+    });
 }

@@ -116,6 +116,20 @@ struct BlockFactor {
     DEVICE i32 high() const { return (i32)sums >> 16; }
 };
 
+// A product of up to four parts with rows of x that linear_prepare.cu has laid out: `tiles` of eight rows from `first` on.
+struct TensorArgs {
+    View y;
+    // Of the whole matrix, or null.
+    const float* bias;
+    // What linear_prepare.cu made of x.
+    const u32* words;
+    const BlockFactor* factors;
+    const float* exponents;
+    u32 first, tiles, limbs, parts;
+    // All of one layout.
+    Part part[4];
+};
+
 // An integer in -2^22 .. 2^22 that was added to the bits of 1.5 * 2^23.
 static const i32 MAGIC_BITS = 0x4b400000;
 DEVICE float float_from(i32 with_magic) { return float_of((u32)with_magic) - 12582912.0f; }

@@ -21,15 +21,19 @@ struct FloatRows {
     u32 stride;
 };
 
-struct F32Lines {
+// What floats have in common: a step of a warp is 512 bytes of a panel.
+struct FloatLines {
     struct W {
         Words4 w;
     };
     typedef FloatRows X;
-    static const u32 STEP = 8, ROWS = 4;
-    static DEVICE constexpr u32 ahead(u32) { return 8; }
     static const bool INTEGER = false;
+    static DEVICE constexpr u32 ahead(u32) { return 8; }
     static DEVICE W load(const Part&, const u8* panel, u32 step) { return {load_once(panel + (u64)step * 512 + lane() * 16)}; }
+};
+
+struct F32Lines : FloatLines {
+    static const u32 STEP = 8, ROWS = 4;
     template <u32 R> static DEVICE void add(float (&acc)[R][4], const Part&, const W& w, const X& x, u32 step, u32 count) {
         const u32 words[4] = {w.w.x, w.w.y, w.w.z, w.w.w};
         u32 k = step * STEP + lane() / 4;
@@ -43,15 +47,8 @@ struct F32Lines {
     }
 };
 
-struct Bf16Lines {
-    struct W {
-        Words4 w;
-    };
-    typedef FloatRows X;
+struct Bf16Lines : FloatLines {
     static const u32 STEP = 16, ROWS = 4;
-    static DEVICE constexpr u32 ahead(u32) { return 8; }
-    static const bool INTEGER = false;
-    static DEVICE W load(const Part&, const u8* panel, u32 step) { return {load_once(panel + (u64)step * 512 + lane() * 16)}; }
     template <u32 R> static DEVICE void add(float (&acc)[R][4], const Part&, const W& w, const X& x, u32 step, u32 count) {
         const u32 words[4] = {w.w.x, w.w.y, w.w.z, w.w.w};
         u32 k = step * STEP + lane() / 4 * 2;
@@ -68,15 +65,8 @@ struct Bf16Lines {
     }
 };
 
-struct F16Lines {
-    struct W {
-        Words4 w;
-    };
-    typedef FloatRows X;
+struct F16Lines : FloatLines {
     static const u32 STEP = 16, ROWS = 8;
-    static DEVICE constexpr u32 ahead(u32) { return 8; }
-    static const bool INTEGER = false;
-    static DEVICE W load(const Part&, const u8* panel, u32 step) { return {load_once(panel + (u64)step * 512 + lane() * 16)}; }
     template <u32 R> static DEVICE void add(float (&acc)[R][8], const Part&, const W& w, const X& x, u32 step, u32 count) {
         const u32 words[4] = {w.w.x, w.w.y, w.w.z, w.w.w};
         u32 k = step * STEP + lane() / 2;

@@ -164,7 +164,8 @@ pub struct metrale_load_options {
     pub prefix_bytes: u64,
     /// The device that computes, as `metrale_device_info` numbers them; 0 is the processor. `METRALE_NOT_FOUND` or
     /// `METRALE_DEVICE_UNSUPPORTED`, before weights are read, where it cannot be used, and `METRALE_UNSUPPORTED` where it has no code for an
-    /// operation of the model.
+    /// operation of the model. On an NVIDIA device the order of a sum depends on how many rows are computed together: what this header calls the
+    /// same bits holds for the processor, and there up to the last ones.
     pub device: u32,
     /// Must be zero.
     pub reserved: u32,

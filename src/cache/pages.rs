@@ -225,11 +225,17 @@ impl LayerPages {
         host.then(|| unsafe { std::slice::from_raw_parts_mut(self.pages[index].memory.0, self.pool.page_bytes) })
     }
 
-    /// Copies the bytes of page `index`; `out` has a page's length.
-    pub fn read_page(&self, index: usize, out: &mut [u8]) -> Result<()> {
-        assert_eq!(out.len(), self.pool.page_bytes);
+    /// Appends the bytes of page `index`.
+    pub fn append_page(&self, index: usize, out: &mut Vec<u8>) -> Result<()> {
+        reserve(out, self.pool.page_bytes, "a copy of a page")?;
+        if let Some(bytes) = self.bytes(index) {
+            out.extend_from_slice(bytes);
+            return Ok(());
+        }
+        let start = out.len();
+        out.resize(start + self.pool.page_bytes, 0);
         // SAFETY: as `bytes`.
-        unsafe { self.pool.home.read(self.pages[index].memory.0, out) }
+        unsafe { self.pool.home.read(self.pages[index].memory.0, &mut out[start..]) }
     }
 
     /// Writes page `index`, which [`LayerPages::reserve`] made this list's own.

@@ -142,8 +142,8 @@ fn copied(pages: &LayerPages, range: Range<usize>) -> Result<Vec<Vec<u8>>> {
         if pages.bytes(index).is_some() {
             break;
         }
-        let mut bytes = vec_filled(pages.page_bytes(), 0u8, "a copy of a page")?;
-        pages.read_page(index, &mut bytes)?;
+        let mut bytes = Vec::new();
+        pages.append_page(index, &mut bytes)?;
         copies.push(bytes);
     }
     Ok(copies)

@@ -76,9 +76,7 @@ impl Snapshot {
         self.state.write_to(&mut out)?;
         for pages in &self.pages {
             for index in 0..pages.count() {
-                let start = out.len();
-                out.resize(start + pages.page_bytes(), 0);
-                pages.read_page(index, &mut out[start..])?;
+                pages.append_page(index, &mut out)?;
             }
         }
         let sum = checksum(&out);

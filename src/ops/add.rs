@@ -46,7 +46,7 @@ struct AddNormArgs {
 // SAFETY: the struct of kernels/add.cu.
 unsafe impl Args for AddNormArgs {}
 
-fn add_row(a: &[f32], b: &[f32], y: &mut [f32]) {
+pub(super) fn add_row(a: &[f32], b: &[f32], y: &mut [f32]) {
     for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
         *y = a + b;
     }

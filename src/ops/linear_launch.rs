@@ -64,25 +64,7 @@ unsafe impl Args for PrepareArgs {}
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct NarrowArgs {
-    y: View,
-    bias: u64,
-    words: u64,
-    factors: u64,
-    exponents: u64,
-    first: u32,
-    limbs: u32,
-    parts: u32,
-    spare: u32,
-    part: [Part; TOGETHER],
-}
-
-// SAFETY: the struct of kernels/linear_narrow.cu.
-unsafe impl Args for NarrowArgs {}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct WideArgs {
+struct TensorArgs {
     y: View,
     bias: u64,
     words: u64,
@@ -95,8 +77,8 @@ struct WideArgs {
     part: [Part; TOGETHER],
 }
 
-// SAFETY: the struct of kernels/linear_wide.cu.
-unsafe impl Args for WideArgs {}
+// SAFETY: the struct of kernels/formats/fragments.cuh.
+unsafe impl Args for TensorArgs {}
 
 /// Queues the kernels.
 pub(super) fn launch(op: &Linear, gpu: &Gpu<'_>) -> Result<()> {
@@ -251,11 +233,11 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     part[..parts.len()].copy_from_slice(parts);
     let (limbs, count) = (format.limbs as u32, parts.len() as u32);
     let blocks = |panels: usize| -> usize { parts.iter().map(|p| (p.rows as usize).div_ceil(16 * panels)).sum() };
+    let args = TensorArgs { y, bias, words, factors, exponents, first, tiles: tiles as u32, limbs, parts: count, part };
     let (narrow, wide) = tensor_kernels(&parts[0]);
     if tiles <= NARROW / TILE {
         let steps = cols / if format.integer { 32 } else { 16 };
         let warps = steps.clamp(1, 8);
-        let args = NarrowArgs { y, bias, words, factors, exponents, first, limbs, parts: count, spare: 0, part };
         let kernel = Kernel { file: "linear_narrow", name: narrow[tiles.ilog2() as usize] };
         return gpu.launch(kernel, Grid::new([blocks(2), 1, 1], 32 * warps).shared(warps * tiles * 1024).early(), &args);
     }
@@ -263,7 +245,6 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     let (most, stages) = if format.integer { (WIDE_TILES / 2, 4) } else { (WIDE_TILES, 3) };
     let large = rows > 64 && rows.div_ceil(most * TILE) * blocks(8) * 10 >= gpu.processors() * 9;
     let (name, block, stages) = if large { (wide[1], most, stages) } else { (wide[0], 8, 4) };
-    let args = WideArgs { y, bias, words, factors, exponents, first, tiles: tiles as u32, limbs, parts: count, part };
     let bytes = stages * (8 * stage_bytes(&parts[0]) + block * (512 + if format.integer { 128 } else { 0 }));
     let grid = Grid::new([rows.div_ceil(block * TILE), blocks(8), 1], 256).shared(bytes).early();
     gpu.launch(Kernel { file: "linear_wide", name }, grid, &args)

@@ -77,9 +77,7 @@ fn q8(x: Shape) -> Shape {
 impl AddNormQuantize {
     fn row(&self, frame: &Frame<'_>, row: usize, sum: &mut [f32], y: &mut [Q8Block]) {
         let weight = frame.weight(self.weight).vector();
-        for ((sum, a), b) in sum.iter_mut().zip(frame.row(self.a, row)).zip(frame.row(self.b, row)) {
-            *sum = a + b;
-        }
+        super::add::add_row(frame.row(self.a, row), frame.row(self.b, row), sum);
         let squares: f64 = sum.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
         let factor = 1.0 / (squares / sum.len() as f64 + f64::from(self.eps)).sqrt();
         for ((y, sum), weight) in y.iter_mut().zip(sum.chunks(32)).zip(weight.chunks(32)) {

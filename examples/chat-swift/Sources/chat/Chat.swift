@@ -18,7 +18,8 @@ struct Chat {
         var words = Array(CommandLine.arguments.dropFirst())
         let isRaw = words.first == "--raw"
         if isRaw { words.removeFirst() }
-        guard words.count == 2 || words.count == 1 && !isRaw else {
+        let isOption = words.first?.hasPrefix("-") ?? false
+        guard !isOption, words.count == 2 || words.count == 1 && !isRaw else {
             note("usage: chat [--raw] MODEL [PROMPT]\n")
             exit(2)
         }

@@ -1,0 +1,33 @@
+// The sum of two rows and its RMS norm, for kernels that differ in how they write it.
+#pragma once
+#include "rows.cuh"
+
+// Elements of a row that a thread keeps while the row is summed; longer rows are read again.
+static const u32 KEPT = 8;
+
+// total = x0 + x1, `width` elements, a block a row; calls `put(i, v)` for every element of the norm. Whole warps call it where the width is a
+// multiple of 32. `scratch` as for block_sum.
+template <class Put>
+DEVICE void add_and_norm(const float* x0, const float* x1, float* total, const float* weight, u32 width, float eps, float* scratch, Put put) {
+    u32 step = blockDim.x;
+    float kept[KEPT], squares = 0.0f;
+#pragma unroll
+    for (u32 j = 0; j < KEPT; j++) {
+        u32 i = threadIdx.x + j * step;
+        kept[j] = i < width ? x0[i] + x1[i] : 0.0f;
+        if (i < width) total[i] = kept[j];
+        squares = fused(kept[j], kept[j], squares);
+    }
+    for (u32 i = threadIdx.x + KEPT * step; i < width; i += step) {
+        float v = x0[i] + x1[i];
+        total[i] = v;
+        squares = fused(v, v, squares);
+    }
+    float factor = 1.0f / root(block_sum(squares, scratch) / (float)width + eps);
+#pragma unroll
+    for (u32 j = 0; j < KEPT; j++) {
+        u32 i = threadIdx.x + j * step;
+        if (i < width) put(i, kept[j] * factor * weight[i]);
+    }
+    for (u32 i = threadIdx.x + KEPT * step; i < width; i += step) put(i, total[i] * factor * weight[i]);
+}
