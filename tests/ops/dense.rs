@@ -158,24 +158,32 @@ fn fused_for_devices() {
 
 #[test]
 fn attention() {
-    for dtype in [KvType::F32, KvType::F16] {
+    // Weights of 14 bits meet values of 8.
+    for (dtype, tolerance) in [(KvType::F32, 1e-5), (KvType::F16, 1e-5), (KvType::Bf16, 1e-5), (KvType::Q8, 5e-4)] {
         for (heads, kv_heads, dim, window, softcap, sinks) in [
             (4, 2, 16, None, None, false),
             (4, 1, 64, Some(24), None, true),
             (3, 3, 40, Some(1), Some(5.0), false),
             (8, 2, 80, Some(100), None, false),
+            (7, 1, 20, None, Some(3.0), true),
         ] {
             let spec = KvSpec { heads: kv_heads, key_dim: dim, value_dim: dim, dtype };
             let declare = move |d: &mut Declarations| {
                 d.kv(spec);
                 vec![d.vector("sinks", heads, 0.0).0]
             };
-            compare(&format!("attention {heads}/{kv_heads}x{dim} {window:?} {softcap:?} {dtype:?}"), declare, Layout::F32, 1e-5, |b, w| {
-                let (q, k, v) = (b.given(heads * dim), b.given(kv_heads * dim), b.given(kv_heads * dim));
-                b.t.record(CacheWrite { k, v, state: StateId(0), spec });
-                let sinks = sinks.then_some(WeightId(w[0]));
-                b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 1.5, window, softcap, sinks, y: Value::NONE })
-            });
+            compare(
+                &format!("attention {heads}/{kv_heads}x{dim} {window:?} {softcap:?} {dtype:?}"),
+                declare,
+                Layout::F32,
+                tolerance,
+                |b, w| {
+                    let (q, k, v) = (b.given(heads * dim), b.given(kv_heads * dim), b.given(kv_heads * dim));
+                    b.t.record(CacheWrite { k, v, state: StateId(0), spec });
+                    let sinks = sinks.then_some(WeightId(w[0]));
+                    b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 1.5, window, softcap, sinks, y: Value::NONE })
+                },
+            );
         }
     }
 }

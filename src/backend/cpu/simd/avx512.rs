@@ -78,6 +78,11 @@ impl Lanes for Avx512 {
         unsafe { _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p.cast()), _mm512_set1_epi32(0xffff_0000u32 as i32))) }
     }
     #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))) }
+    }
+    #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self::F {
         // SAFETY: see above.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }

@@ -47,6 +47,8 @@ pub(super) trait Lanes {
     unsafe fn load_bf16_low(p: *const u8) -> Self::F;
     /// High halves of 16 32-bit words as bfloat16.
     unsafe fn load_bf16_high(p: *const u8) -> Self::F;
+    /// 16 bfloat16.
+    unsafe fn load_bf16(p: *const u8) -> Self::F;
     /// 16 half floats.
     unsafe fn load_f16(p: *const u8) -> Self::F;
 

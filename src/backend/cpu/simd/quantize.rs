@@ -24,12 +24,7 @@ pub(super) unsafe fn row<S: Lanes>(x: &[f32], out: &mut [Q8Block]) {
 /// The definition.
 #[inline(always)]
 pub(super) fn block(x: &[f32; Q8_BLOCK]) -> Q8Block {
-    // Without the sign, floats order like their bits, and NaN is above infinity: one integer maximum finds both.
-    let mut largest = 0u32;
-    for v in x {
-        largest = largest.max(v.to_bits() & 0x7fff_ffff);
-    }
-    let largest = f32::from_bits(largest);
+    let largest = largest(x);
     if !largest.is_finite() {
         return Q8Block::of([0; Q8_BLOCK], f32::NAN);
     }
@@ -44,9 +39,16 @@ pub(super) fn block(x: &[f32; Q8_BLOCK]) -> Q8Block {
     Q8Block::of(codes, largest / 127.0)
 }
 
+/// The largest magnitude; NaN if there is one.
+#[inline(always)]
+pub(super) fn largest(x: &[f32]) -> f32 {
+    // Without the sign, floats order like their bits, and NaN is above infinity: one integer maximum finds both.
+    f32::from_bits(x.iter().fold(0u32, |largest, v| largest.max(v.to_bits() & 0x7fff_ffff)))
+}
+
 /// The nearest integer, ties to even, for magnitudes below 2^22.
 #[inline(always)]
-fn nearest(x: f32) -> i32 {
+pub(super) fn nearest(x: f32) -> i32 {
     // Adding 1.5 * 2^23 pushes the fraction out of the mantissa, rounding as the hardware does; the low bits are the integer.
     const MAGIC: f32 = 12_582_912.0;
     (x + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32

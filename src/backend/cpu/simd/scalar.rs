@@ -72,6 +72,12 @@ impl Lanes for Scalar {
         pairs.map(|pair| bf16::from_bits(pair[1]).to_f32())
     }
     #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self::F {
+        // SAFETY: 32 readable bytes.
+        let words = unsafe { p.cast::<[u16; 16]>().read_unaligned() };
+        words.map(|bits| bf16::from_bits(bits).to_f32())
+    }
+    #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self::F {
         // SAFETY: 32 readable bytes.
         let halves = unsafe { p.cast::<[u16; 16]>().read_unaligned() };
