@@ -57,7 +57,7 @@ impl KvSpec {
     const fn key_of(&self, head: usize, at: usize, d: usize) -> usize {
         self.key_at(head)
             + match self.dtype {
-                KvType::Q8 => attend_q8::key_code(self.key_dim, at, d),
+                KvType::Q8 => attend_q8::key_code(at, d),
                 _ => at / LANES * LANES * self.key_dim + d * LANES + at % LANES,
             }
     }
@@ -66,7 +66,7 @@ impl KvSpec {
     const fn value_of(&self, head: usize, at: usize, d: usize) -> usize {
         self.value_at(head)
             + match self.dtype {
-                KvType::Q8 => attend_q8::value_code(at, d),
+                KvType::Q8 => attend_q8::value_code(self.value_dim, at, d),
                 _ => at * self.value_dim + d,
             }
     }
@@ -75,8 +75,7 @@ impl KvSpec {
     pub fn key_runs(&self, head: usize, at: usize) -> impl Iterator<Item = Range<usize>> {
         let (spec, bytes) = (*self, self.dtype.bytes());
         let scales = if self.dtype == KvType::Q8 { self.key_dim.div_ceil(attend_q8::BLOCK_ELEMENTS) } else { 0 };
-        let scales =
-            (0..scales).map(move |block| spec.key_at(head) + attend_q8::key_scale(spec.key_dim, at, block)).map(|first| first..first + 4);
+        let scales = (0..scales).map(move |block| spec.key_at(head) + attend_q8::key_scale(at, block)).map(|first| first..first + 4);
         scales.chain((0..self.key_dim).map(move |d| spec.key_of(head, at, d) * bytes).map(move |first| first..first + bytes))
     }
 
@@ -119,7 +118,7 @@ impl KvSpec {
         // SAFETY: the caller's promise.
         unsafe {
             match self.dtype {
-                KvType::Q8 => attend_q8::key(page.add(self.key_at(head)), self.key_dim, at, d),
+                KvType::Q8 => attend_q8::key(page.add(self.key_at(head)), at, d),
                 _ => self.element(page, self.key_of(head, at, d)),
             }
         }
@@ -133,7 +132,7 @@ impl KvSpec {
         // SAFETY: the caller's promise.
         unsafe {
             match self.dtype {
-                KvType::Q8 => attend_q8::value(page.add(self.value_at(head)), at, d),
+                KvType::Q8 => attend_q8::value(page.add(self.value_at(head)), self.value_dim, at, d),
                 _ => self.element(page, self.value_of(head, at, d)),
             }
         }

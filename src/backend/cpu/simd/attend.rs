@@ -24,7 +24,7 @@ pub const VALUE_DIM: usize = 512;
 /// Positions that share a step of the running maximum; whole pages.
 pub(super) const BLOCK: usize = PAGE;
 /// Bytes ahead that memory is asked for.
-pub(super) const AHEAD: usize = 4096;
+const AHEAD: usize = 4096;
 /// Elements of weighted values that are gathered at a time.
 const GATHERED: usize = 8 * VALUE_DIM;
 

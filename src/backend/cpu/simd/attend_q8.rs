@@ -5,15 +5,15 @@
 //! bytes, so that values meet them by the same instruction, twice. Sums are exact integers; what a query sees alone and in a tile are the same
 //! bits.
 //!
-//! A head's part of a page, in bytes: for each 16 positions, for each 32 elements, 16 scales (f32) and `[8][16][4]` codes (element, position,
-//! element within four; the last block has as many groups of four as it needs); then 32 scales of values, and for each 16 elements
-//! `[8][16][4]` codes (position, element, position within four). Codes are stored with 128 added, as `Lanes::load_weights` takes them. What is
-//! asked of a page comes in the order in which it lies there.
+//! A head's part of a page lies in the order in which it is read: for each 32 elements of keys 32 scales (f32) and `[8][32][4]` codes
+//! (element, position, element within four; the last block has as many groups of four as it needs), 128 added; then 32 scales of values, and for
+//! each 32 elements `[8][32][4]` codes (position, element, position within four; where 16 or fewer are left, half as wide), signed. Pages are
+//! one ascending stream for the hardware, and prefetching by hand makes it slower.
 #![allow(unsafe_code)] // Reads and writes pages through pointers that the caller vouches for.
 
-use super::attend::{AHEAD, Attend, BLOCK, PAGE, QUERIES, Query, Store, wide};
+use super::attend::{Attend, BLOCK, PAGE, QUERIES, Query, Store, wide};
 use super::lane::{Lanes, Tile};
-use super::quantize::{self, TINY, nearest};
+use super::quantize::{self, Split, TINY, nearest};
 use super::table::Table;
 use crate::backend::cpu::activations::{Q8_BLOCK, Q8Block};
 use crate::backend::cpu::pack::LANES;
@@ -26,26 +26,19 @@ pub const BLOCK_ELEMENTS: usize = Q8_BLOCK;
 const GROUP: usize = 4;
 /// Bytes of 16 groups, and of 16 scales.
 const LINE: usize = 64;
-/// Bytes of a block of 16 keys: scales and codes.
-const KEY_BLOCK: usize = LINE + Q8_BLOCK / GROUP * LINE;
 /// Panels of 16 keys in a page.
 const PANELS: usize = PAGE / LANES;
+/// Bytes of a block of keys: scales and codes.
+const KEY_BLOCK: usize = PANELS * (LINE + Q8_BLOCK / GROUP * LINE);
 /// Bytes of the values' scales, and of 16 elements of all values.
 const SCALES: usize = 4 * PAGE;
 const COLUMNS: usize = PAGE * LANES;
 /// Blocks of queries that a pass has room for.
 const BLOCKS: usize = 256;
-/// The largest rounded weight: two times seven bits.
-const MOST: f32 = 16383.0;
-
-/// Bytes of 16 keys.
-const fn panel_bytes(key_dim: usize) -> usize {
-    key_dim.div_ceil(Q8_BLOCK) * LINE + key_dim.div_ceil(GROUP) * LINE
-}
 
 /// Bytes of a head's keys in a page.
 pub const fn keys_bytes(key_dim: usize) -> usize {
-    PAGE / LANES * panel_bytes(key_dim)
+    PANELS * (key_dim.div_ceil(Q8_BLOCK) + key_dim.div_ceil(GROUP)) * LINE
 }
 
 /// Bytes of a head's values in a page; none where values have no elements.
@@ -59,13 +52,13 @@ pub const fn fits(queries: usize, key_dim: usize) -> bool {
 }
 
 /// First byte of the scale of block `block` of the key at place `at`, counted from the head's keys.
-pub const fn key_scale(key_dim: usize, at: usize, block: usize) -> usize {
-    at / LANES * panel_bytes(key_dim) + block * KEY_BLOCK + at % LANES * 4
+pub const fn key_scale(at: usize, block: usize) -> usize {
+    block * KEY_BLOCK + at / LANES * LINE + at % LANES * 4
 }
 
 /// Byte of element `d` of the key at place `at`; groups of four lie together.
-pub const fn key_code(key_dim: usize, at: usize, d: usize) -> usize {
-    key_scale(key_dim, at, d / Q8_BLOCK) + LINE + d % Q8_BLOCK / GROUP * LINE + d % GROUP
+pub const fn key_code(at: usize, d: usize) -> usize {
+    key_scale(at, d / Q8_BLOCK) + PANELS * (1 + d % Q8_BLOCK / GROUP) * LINE + d % GROUP
 }
 
 /// First byte of the scale of the value at place `at`, counted from the head's values.
@@ -74,8 +67,14 @@ pub const fn value_scale(at: usize) -> usize {
 }
 
 /// Byte of element `d` of the value at place `at`.
-pub const fn value_code(at: usize, d: usize) -> usize {
-    SCALES + d / LANES * COLUMNS + at / GROUP * LINE + d % LANES * GROUP + at % GROUP
+pub const fn value_code(value_dim: usize, at: usize, d: usize) -> usize {
+    let (column, together) = (d / LANES, beside(value_dim, d));
+    SCALES + column / 2 * 2 * COLUMNS + (at / GROUP * together + column % 2) * LINE + d % LANES * GROUP + at % GROUP
+}
+
+/// Columns of 16 elements whose groups alternate: two, or the last alone.
+const fn beside(value_dim: usize, d: usize) -> usize {
+    if d / (2 * LANES) * 2 + 1 < value_dim.div_ceil(LANES) { 2 } else { 1 }
 }
 
 /// Writes the key `x` at place `at` of a head's keys.
@@ -87,9 +86,9 @@ pub unsafe fn write_key(table: &Table, keys: *mut u8, at: usize, x: &[f32]) {
         let rounded = rounded(table, part);
         // SAFETY: inside the keys by the caller's promise.
         unsafe {
-            keys.add(key_scale(x.len(), at, block)).cast::<f32>().write(rounded.scale);
+            keys.add(key_scale(at, block)).cast::<f32>().write_unaligned(rounded.scale);
             for (group, codes) in rounded.codes.as_chunks::<GROUP>().0.iter().enumerate().take(part.len().div_ceil(GROUP)) {
-                keys.add(key_code(x.len(), at, block * Q8_BLOCK + group * GROUP)).cast::<[u8; GROUP]>().write(codes.map(biased));
+                keys.add(key_code(at, block * Q8_BLOCK + group * GROUP)).cast::<[u8; GROUP]>().write(codes.map(biased));
             }
         }
     }
@@ -108,12 +107,12 @@ pub unsafe fn write_value(values: *mut u8, at: usize, x: &[f32]) {
     };
     // SAFETY: inside the values by the caller's promise.
     unsafe {
-        values.add(value_scale(at)).cast::<f32>().write(scale);
-        for (column, x) in x.chunks(LANES).enumerate() {
-            let first = values.add(value_code(at, column * LANES));
-            for (d, x) in x.iter().enumerate() {
+        values.add(value_scale(at)).cast::<f32>().write_unaligned(scale);
+        for (column, part) in x.chunks(LANES).enumerate() {
+            let first = values.add(value_code(x.len(), at, column * LANES));
+            for (d, x) in part.iter().enumerate() {
                 let code = if scale.is_nan() { 0 } else { nearest(x * inverse) as i8 };
-                first.add(d * GROUP).write(biased(code));
+                first.add(d * GROUP).write(code as u8);
             }
         }
     }
@@ -123,18 +122,21 @@ pub unsafe fn write_value(values: *mut u8, at: usize, x: &[f32]) {
 ///
 /// # Safety
 /// `keys` is good for [`keys_bytes`]; nobody writes this place now.
-pub unsafe fn key(keys: *const u8, key_dim: usize, at: usize, d: usize) -> f32 {
+pub unsafe fn key(keys: *const u8, at: usize, d: usize) -> f32 {
     // SAFETY: the caller's promise.
-    unsafe { value_of(*keys.add(key_code(key_dim, at, d)), keys.add(key_scale(key_dim, at, d / Q8_BLOCK)).cast::<f32>().read()) }
+    unsafe {
+        let code = (*keys.add(key_code(at, d)) ^ 0x80) as i8;
+        f32::from(code) * keys.add(key_scale(at, d / Q8_BLOCK)).cast::<f32>().read_unaligned()
+    }
 }
 
 /// Element `d` of the value at place `at` of a head's values.
 ///
 /// # Safety
 /// `values` is good for [`values_bytes`]; nobody writes this place now.
-pub unsafe fn value(values: *const u8, at: usize, d: usize) -> f32 {
+pub unsafe fn value(values: *const u8, value_dim: usize, at: usize, d: usize) -> f32 {
     // SAFETY: the caller's promise.
-    unsafe { value_of(*values.add(value_code(at, d)), values.add(value_scale(at)).cast::<f32>().read()) }
+    unsafe { f32::from(*values.add(value_code(value_dim, at, d)) as i8) * values.add(value_scale(at)).cast::<f32>().read_unaligned() }
 }
 
 /// The query as keys meet it.
@@ -149,10 +151,6 @@ pub fn round_query(q: &mut [f32]) {
 
 const fn biased(code: i8) -> u8 {
     code as u8 ^ 0x80
-}
-
-fn value_of(byte: u8, scale: f32) -> f32 {
-    f32::from((byte ^ 0x80) as i8) * scale
 }
 
 /// At most 32 elements as a block; zeros behind them.
@@ -255,7 +253,7 @@ impl<S: Lanes, const R: usize, const P: usize> Tile for Scores<'_, S, R, P> {
     #[inline(always)]
     unsafe fn run(self) {
         let Scores { a, made, first, page, weights, .. } = self;
-        let (panel, groups) = (panel_bytes(a.key_dim), a.key_dim.div_ceil(GROUP));
+        let groups = a.key_dim.div_ceil(GROUP);
         // SAFETY: keys lie at `key_at`, in panels of blocks; the pass has these queries.
         unsafe {
             let keys = page.add(a.key_at);
@@ -268,18 +266,17 @@ impl<S: Lanes, const R: usize, const P: usize> Tile for Scores<'_, S, R, P> {
                     unroll!(r < R { sums[r] = [S::splat_i32(x[r].offset); P]; });
                 }
                 let scales = keys.add(block * KEY_BLOCK);
-                ask::<S>(keys.add(block * KEY_BLOCK * P), KEY_BLOCK * P);
                 for group in 0..(groups - block * (Q8_BLOCK / GROUP)).min(Q8_BLOCK / GROUP) {
-                    let line = scales.add(LINE + group * LINE);
+                    let line = scales.add((1 + group) * P * LINE);
                     let mut k = [S::load_weights(line); P];
-                    unroll!(j < P { k[j] = S::load_weights(line.add(j * panel)); });
+                    unroll!(j < P { k[j] = S::load_weights(line.add(j * LINE)); });
                     unroll!(r < R {
                         let q = x[r].codes.as_ptr().add(group * GROUP).cast::<i32>().read_unaligned();
                         unroll!(j < P { sums[r][j] = S::dot(sums[r][j], k[j], q); });
                     });
                 }
                 let mut scale = [S::splat(0.0); P];
-                unroll!(j < P { scale[j] = S::load(scales.add(j * panel).cast()); });
+                unroll!(j < P { scale[j] = S::load(scales.add(j * LINE).cast()); });
                 unroll!(r < R {
                     let factor = S::splat(x[r].scale);
                     unroll!(j < P { acc[r][j] = S::fma(S::mul(S::to_float(sums[r][j]), factor), scale[j], acc[r][j]); });
@@ -292,59 +289,26 @@ impl<S: Lanes, const R: usize, const P: usize> Tile for Scores<'_, S, R, P> {
     }
 }
 
-/// Asks memory for `n` bytes some way behind these; see `attend::ask`.
+/// Weights of what a query sees of a page, each times its value's scale.
+///
+/// # Safety
+/// `scales` holds as many as a page; the caller has the instruction set.
 #[inline(always)]
-unsafe fn ask<S: Lanes>(from: *const u8, n: usize) {
-    for byte in (0..n).step_by(64) {
-        // SAFETY: a prefetch may name any address.
-        unsafe { S::prefetch(from.wrapping_add(AHEAD + byte)) };
+unsafe fn rounded_weights<S: Lanes>(weights: &[f32; BLOCK], (lo, hi): (usize, usize), scales: *const f32) -> Split {
+    let mut scaled = [0.0f32; PAGE];
+    // SAFETY: the caller's promise; 32 elements.
+    unsafe {
+        for i in (0..PAGE).step_by(LANES) {
+            S::store(scaled.as_mut_ptr().add(i), S::mul(S::load(weights.as_ptr().add(i)), S::load(scales.add(i))));
+        }
     }
-}
-
-/// A page's weights for values, rounded: `gain * (128 * high + low)`.
-#[derive(Clone, Copy)]
-struct Weights {
-    high: [i8; PAGE],
-    low: [i8; PAGE],
-    gain: f32,
-    /// Where sums begin.
-    starts: [i32; 2],
-}
-
-impl Weights {
-    /// # Safety
-    /// `scales` holds as many as a page.
-    #[inline(always)]
-    unsafe fn of(weights: &[f32; BLOCK], (lo, hi): (usize, usize), scales: *const f32, biased: bool) -> Weights {
-        let mut w = [0.0f32; PAGE];
-        for (i, w) in w.iter_mut().enumerate() {
-            // Positions out of sight may hold anything; so may their scales.
-            // SAFETY: the caller's promise.
-            let scaled = weights[i] * unsafe { *scales.add(i) };
-            *w = if (lo..hi).contains(&i) { scaled } else { 0.0 };
-        }
-        let largest = quantize::largest(&w);
-        let mut out = Weights { high: [0; PAGE], low: [0; PAGE], gain: 0.0, starts: [0; 2] };
-        if !(largest < f32::INFINITY) {
-            out.gain = f32::NAN;
-            return out;
-        }
-        if largest < TINY {
-            return out;
-        }
-        let inverse = MOST / largest;
-        out.gain = largest / MOST;
-        for i in 0..PAGE {
-            let code = nearest(w[i] * inverse);
-            out.high[i] = (code >> 7) as i8;
-            out.low[i] = (code & 127) as i8;
-        }
-        if biased {
-            let sum = |codes: &[i8; PAGE]| codes.iter().map(|code| i32::from(*code)).sum::<i32>();
-            out.starts = [-128 * sum(&out.high), -128 * sum(&out.low)];
-        }
-        out
+    // Positions out of sight may hold anything, and so may their scales.
+    if lo > 0 || hi < PAGE {
+        scaled[..lo].fill(0.0);
+        scaled[hi..].fill(0.0);
     }
+    // SAFETY: the caller has the instruction set.
+    unsafe { S::split(&scaled) }
 }
 
 /// Weighted sums of a page's values for `R` queries.
@@ -365,8 +329,8 @@ impl<S: Lanes, const R: usize> Tile for Values<'_, S, R> {
         // SAFETY: values lie at `value_at`; `weights` and `y` hold `R` rows.
         unsafe {
             let values = page.add(a.value_at);
-            let mut rounded = [Weights { high: [0; PAGE], low: [0; PAGE], gain: 0.0, starts: [0; 2] }; R];
-            unroll!(r < R { rounded[r] = Weights::of(&weights[r], sees[r], values.cast(), S::BIASED); });
+            let mut rounded = [Split::ZERO; R];
+            unroll!(r < R { rounded[r] = rounded_weights::<S>(&weights[r], sees[r], values.cast()); });
             let mut d = 0;
             while wide::<S>() && d + 2 * LANES <= dim {
                 S::call(Columns::<S, R, 2> { values, rounded: &rounded, y, dim, d, _lanes: PhantomData });
@@ -383,7 +347,7 @@ impl<S: Lanes, const R: usize> Tile for Values<'_, S, R> {
 /// `16 * P` elements, from `d` on, of `R` weighted sums; the last 16 may be fewer.
 struct Columns<'a, S, const R: usize, const P: usize> {
     values: *const u8,
-    rounded: &'a [Weights; R],
+    rounded: &'a [Split; R],
     y: *mut f32,
     dim: usize,
     d: usize,
@@ -394,25 +358,23 @@ impl<S: Lanes, const R: usize, const P: usize> Tile for Columns<'_, S, R, P> {
     #[inline(always)]
     unsafe fn run(self) {
         let Columns { values, rounded, y, dim, d, .. } = self;
+        // Else the compiler writes the loop out and makes all broadcasts of weights before it, on the stack.
+        let groups = std::hint::black_box(PAGE / GROUP);
         // SAFETY: the columns lie behind the scales; `y` holds `R` rows of `dim`.
         unsafe {
-            let codes = values.add(SCALES + d * PAGE);
-            ask::<S>(codes, P * COLUMNS);
+            let (codes, step) = (values.add(value_code(dim, 0, d)), beside(dim, d) * LINE);
             let mut high = [[S::splat_i32(0); P]; R];
             let mut low = [[S::splat_i32(0); P]; R];
-            unroll!(r < R {
-                high[r] = [S::splat_i32(rounded[r].starts[0]); P];
-                low[r] = [S::splat_i32(rounded[r].starts[1]); P];
-            });
-            for group in 0..PAGE / GROUP {
-                let mut v = [S::load_weights(codes.add(group * LINE)); P];
-                unroll!(j < P { v[j] = S::load_weights(codes.add(j * COLUMNS + group * LINE)); });
+            for group in 0..groups {
+                let line = codes.add(group * step);
+                let mut v = [S::load_signed(line); P];
+                unroll!(j < P { v[j] = S::load_signed(line.add(j * LINE)); });
                 unroll!(r < R {
-                    let at = |codes: &[i8; PAGE]| codes.as_ptr().add(group * GROUP).cast::<i32>().read_unaligned();
+                    let at = |codes: &[u8; PAGE]| codes.as_ptr().add(group * GROUP).cast::<i32>().read_unaligned();
                     let (h, l) = (at(&rounded[r].high), at(&rounded[r].low));
                     unroll!(j < P {
-                        high[r][j] = S::dot(high[r][j], v[j], h);
-                        low[r][j] = S::dot(low[r][j], v[j], l);
+                        high[r][j] = S::dot_signed(high[r][j], v[j], h);
+                        low[r][j] = S::dot_signed(low[r][j], v[j], l);
                     });
                 });
             }

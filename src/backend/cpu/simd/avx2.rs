@@ -192,6 +192,19 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_signed(p: *const u8) -> Self::N {
+        // SAFETY: see above.
+        unsafe { [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())] }
+    }
+    #[inline(always)]
+    unsafe fn dot_signed(acc: Self::I, codes: Self::N, x: i32) -> Self::I {
+        // SAFETY: see above. Neighbours do not saturate: 2 * 127 * 128.
+        unsafe {
+            let x = _mm256_set1_epi32(x);
+            [Self::dot_bytes(acc[0], x, codes[0]), Self::dot_bytes(acc[1], x, codes[1])]
+        }
+    }
+    #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         // SAFETY: a prefetch may name any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }

@@ -127,5 +127,15 @@ impl Lanes for Scalar {
         unsafe { Self::dot(acc, codes, x) }
     }
     #[inline(always)]
+    unsafe fn load_signed(p: *const u8) -> Self::N {
+        // SAFETY: 64 readable bytes.
+        unsafe { p.cast::<Self::N>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn dot_signed(acc: Self::I, codes: Self::N, x: i32) -> Self::I {
+        let x = x.to_le_bytes().map(i32::from);
+        from_fn(|i| acc[i] + (0..4).map(|k| i32::from(codes[i][k] as i8) * x[k]).sum::<i32>())
+    }
+    #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
 }
