@@ -243,6 +243,11 @@ impl Gpu<'_> {
         self.stream.processors()
     }
 
+    /// Compute capability of the device.
+    pub fn capability(&self) -> (u32, u32) {
+        self.stream.capability()
+    }
+
     /// Queues a copy to the device.
     pub fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
         self.stream.write(to, bytes)

@@ -38,7 +38,33 @@ struct Fibre {
     // Copies that nobody has waited for, and the number of groups closed.
     std::vector<Copy> copies;
     u32 groups;
+    // PHASE: what it waits for.
+    Barrier* barrier;
+    u32 phase;
 };
+
+struct Bulk {
+    void* to;
+    const void* from;
+    u32 bytes;
+    Barrier* barrier;
+};
+// Of the block, not done yet.
+std::vector<Bulk> bulks;
+
+bool is_over(Barrier* barrier, u32 phase) {
+    size_t kept = 0;
+    for (const Bulk& bulk : bulks) {
+        if (bulk.barrier == barrier) {
+            memcpy(bulk.to, bulk.from, bulk.bytes);
+            barrier->count(0, 0u - bulk.bytes);
+        } else {
+            bulks[kept++] = bulk;
+        }
+    }
+    bulks.resize(kept);
+    return (barrier->phase & 1) != phase;
+}
 
 const size_t STACK = 64 << 10;
 const u32 WARP_SIZE = 32, MOST = 1024;
@@ -94,9 +120,10 @@ int release(u32 first, u32 end) {
     for (u32 i = first; i < end; i++) {
         Fibre& fibre = fibres[i];
         if (fibre.done) continue;
+        if (fibre.waits == PHASE && is_over(fibre.barrier, fibre.phase)) fibre.waits = NONE;
         if (fibre.waits == NONE) {
             runs = true;
-        } else if (fibre.waits == BLOCK) {
+        } else if (fibre.waits == BLOCK || fibre.waits == PHASE) {
             waits = true;
         } else {
             if (what != NONE && what != fibre.waits) return -1;
@@ -158,6 +185,12 @@ void meet(Meeting what) {
     leave();
 }
 
+void wait_phase(Barrier* barrier, u32 phase) {
+    current->barrier = barrier, current->phase = phase;
+    meet(PHASE);
+}
+void copy_bulk(void* to, const void* from, u32 bytes, Barrier* barrier) { bulks.push_back({to, from, bytes, barrier}); }
+
 void copy_later(void* to, const void* from, u32 bytes) { current->copies.push_back({to, from, bytes, current->groups}); }
 void commit_copies() { current->groups++; }
 void wait_copies(u32 left) {
@@ -197,6 +230,7 @@ bool launch(const Kernel& kernel, Dim blocks, Dim threads, u32 dynamic, const vo
                 here.block = {x, y, z};
                 poison(kernel.shared, kernel.shared_end);
                 if (dynamic) memset(here.dynamic, 0xff, dynamic);
+                bulks.clear();
                 memset(exchange, 0xff, (count + WARP_SIZE - 1) / WARP_SIZE * WARP_SIZE * 64);
                 for (u32 i = 0; i < count; i++) {
                     Fibre& fibre = fibres[i];

@@ -26,7 +26,7 @@ struct Dim {
 };
 
 // What a warp's lanes meet in.
-enum Meeting : u32 { NONE, BLOCK, WARP, SHUFFLE, SHUFFLE_XOR, MATRICES, MMA };
+enum Meeting : u32 { NONE, BLOCK, WARP, SHUFFLE, SHUFFLE_XOR, MATRICES, MMA, PHASE };
 
 // The fibre that runs, as kernels see it.
 struct Here {
@@ -43,6 +43,18 @@ void meet(Meeting what);
 void copy_later(void* to, const void* from, u32 bytes);
 void commit_copies();
 void wait_copies(u32 left);
+
+// A barrier that counts arrivals and bytes: its bulk copies happen when somebody waits for it, no sooner.
+struct Barrier {
+    u32 arrivals, left, bytes, phase;
+    void count(u32 arrived, u32 more) {
+        left -= arrived, bytes += more;
+        if (left == 0 && bytes == 0) left = arrivals, phase ^= 1;
+    }
+};
+void copy_bulk(void* to, const void* from, u32 bytes, Barrier* barrier);
+// Until the barrier's phase is over.
+void wait_phase(Barrier* barrier, u32 phase);
 
 struct Kernel {
     const char* file;
@@ -108,6 +120,32 @@ template <class C, class Element> void product(C (&c)[4], const u32 (&a)[4], u32
             sum += element(aw, at % per_word, true) * element(bw, at % per_word, false);
         }
         c[i] = sum;
+    }
+    meet(MMA);
+}
+
+// A group's product of 64 x 16 by 16 x 128: warps by themselves, since each has its own rows.
+template <class Element> void group_product(float (&d)[64], const u32 (&a)[4], const u8* tile, u32 step, Element element) {
+    u8* exchange = here.exchange;
+    memcpy(exchange + here.lane * 64, a, sizeof a);
+    meet(MMA);
+    for (u32 half = 0; half < 2; half++) {
+        float mine[16];
+        for (u32 k = 0; k < 16; k++) {
+            u16 pair[2];
+            memcpy(pair, exchange + (here.lane / 4 * 4 + k % 8 / 2) * 64 + (half + k / 8 * 2) * 4, sizeof pair);
+            mine[k] = element(pair[k % 2]);
+        }
+        for (u32 j = 0; j < 32; j++) {
+            u32 row = j / 2 * 8 + here.lane % 4 * 2 + j % 2;
+            float& sum = d[j / 2 * 4 + half * 2 + j % 2];
+            for (u32 k = 0; k < 16; k++) {
+                u32 at = step * 16 + k;
+                u16 x;
+                memcpy(&x, tile + row / 8 * 1024 + row % 8 * 128 + ((at / 8) ^ (row % 8)) * 16 + at % 8 * 2, sizeof x);
+                sum += mine[k] * element(x);
+            }
+        }
     }
     meet(MMA);
 }
@@ -208,6 +246,8 @@ DEVICE u32 permute(u32 a, u32 b, u32 selector) {
 DEVICE Words4 load16(const void* p) { return *(const Words4*)__builtin_assume_aligned(p, 16); }
 DEVICE Words2 load8(const void* p) { return *(const Words2*)__builtin_assume_aligned(p, 8); }
 DEVICE Words4 load_once(const void* p) { return load16(p); }
+DEVICE Words2 load8_once(const void* p) { return load8(p); }
+DEVICE u32 load4_once(const void* p) { return *(const u32*)__builtin_assume_aligned(p, 4); }
 
 DEVICE u32 shared_address(const void* p) { return (u32)(uintptr_t)p; }
 DEVICE void copy16(void* shared, const void* global) { shim::copy_later(shared, global, 16); }
@@ -246,6 +286,23 @@ DEVICE void mma_u8s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 DEVICE void mma_s8s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     shim::product(c, a, b0, b1, 4, [](u32 word, u32 i, bool) { return (i32)(i8)(word >> 8 * i); });
 }
+
+// kernels/common/sm90.cuh
+#define SM90 1
+typedef shim::Barrier Barrier;
+DEVICE void barrier_init(Barrier* b, u32 arrivals) { *b = {arrivals, arrivals, 0, 0}; }
+DEVICE void barriers_ready() {}
+DEVICE void barrier_expect(Barrier* b, u32 bytes) { b->count(1, bytes); }
+DEVICE void barrier_arrive(Barrier* b) { b->count(1, 0); }
+DEVICE void barrier_wait(Barrier* b, u32 phase) { shim::wait_phase(b, phase); }
+DEVICE void copy_bulk(void* to, const void* from, u32 bytes, Barrier* b) { shim::copy_bulk(to, from, bytes, b); }
+template <int N> DEVICE void registers_down() {}
+template <int N> DEVICE void registers_up() {}
+DEVICE void group_begin() {}
+DEVICE void group_commit() {}
+template <int N> DEVICE void group_wait() {}
+DEVICE void group_bf16(float (&d)[64], const u32 (&a)[4], const u8* tile, u32 step) { shim::group_product(d, a, tile, step, from_bf16); }
+DEVICE void group_f16(float (&d)[64], const u32 (&a)[4], const u8* tile, u32 step) { shim::group_product(d, a, tile, step, from_f16); }
 
 DEVICE void wait_for_before() {}
 DEVICE void let_next_begin() {}

@@ -161,4 +161,7 @@ impl Launch for Queue<'_> {
     fn processors(&self) -> usize {
         match *self.0 {}
     }
+    fn capability(&self) -> (u32, u32) {
+        match *self.0 {}
+    }
 }

@@ -71,6 +71,8 @@ pub trait Launch {
     fn write(&self, to: u64, bytes: &[u8]) -> Result<()>;
     /// Multiprocessors of the device.
     fn processors(&self) -> usize;
+    /// Compute capability of the device.
+    fn capability(&self) -> (u32, u32);
 }
 
 /// The bytes of an argument struct.

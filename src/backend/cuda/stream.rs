@@ -174,6 +174,10 @@ impl Launch for Queue<'_> {
     fn processors(&self) -> usize {
         self.stream.device.info().processors
     }
+
+    fn capability(&self) -> (u32, u32) {
+        self.stream.device.info().capability
+    }
 }
 
 /// A place in a stream, to wait for.
