@@ -189,7 +189,7 @@ void wait_phase(Barrier* barrier, u32 phase) {
     current->barrier = barrier, current->phase = phase;
     meet(PHASE);
 }
-void copy_bulk(void* to, const void* from, u32 bytes, Barrier* barrier) { bulks.push_back({to, from, bytes, barrier}); }
+void bulk_later(void* to, const void* from, u32 bytes, Barrier* barrier) { bulks.push_back({to, from, bytes, barrier}); }
 
 void copy_later(void* to, const void* from, u32 bytes) { current->copies.push_back({to, from, bytes, current->groups}); }
 void commit_copies() { current->groups++; }

@@ -52,7 +52,7 @@ struct Barrier {
         if (left == 0 && bytes == 0) left = arrivals, phase ^= 1;
     }
 };
-void copy_bulk(void* to, const void* from, u32 bytes, Barrier* barrier);
+void bulk_later(void* to, const void* from, u32 bytes, Barrier* barrier);
 // Until the barrier's phase is over.
 void wait_phase(Barrier* barrier, u32 phase);
 
@@ -295,7 +295,7 @@ DEVICE void barriers_ready() {}
 DEVICE void barrier_expect(Barrier* b, u32 bytes) { b->count(1, bytes); }
 DEVICE void barrier_arrive(Barrier* b) { b->count(1, 0); }
 DEVICE void barrier_wait(Barrier* b, u32 phase) { shim::wait_phase(b, phase); }
-DEVICE void copy_bulk(void* to, const void* from, u32 bytes, Barrier* b) { shim::copy_bulk(to, from, bytes, b); }
+DEVICE void copy_bulk(void* to, const void* from, u32 bytes, Barrier* b) { shim::bulk_later(to, from, bytes, b); }
 template <int N> DEVICE void registers_down() {}
 template <int N> DEVICE void registers_up() {}
 DEVICE void group_begin() {}
