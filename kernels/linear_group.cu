@@ -34,7 +34,7 @@ struct Bf16Group {
     }
     static const bool ARRANGED = true;
     DEVICE void arrange() {}
-    DEVICE void multiply(float (&d)[64], const u8* tile, u32 step) const { group_bf16(d, w[step], tile, step); }
+    DEVICE void multiply(float (&d)[64], Operand x, u32 step) const { group_bf16(d, w[step], x, true); }
 };
 // Pairs of k's come from two words.
 struct F16Group {
@@ -56,7 +56,7 @@ struct F16Group {
                 w[s][i] = low, w[s][i + 1] = high;
             }
     }
-    DEVICE void multiply(float (&d)[64], const u8* tile, u32 step) const { group_f16(d, w[step], tile, step); }
+    DEVICE void multiply(float (&d)[64], Operand x, u32 step) const { group_f16(d, w[step], x, true); }
 };
 
 // HALVES: of 128 rows of x.
@@ -102,23 +102,23 @@ template <class F, u32 HALVES, u32 STAGES> DEVICE void multiply_group(const Tens
         for (u32 i = 0; i < DEPTH; i++) {
             u32 s = first + i, slot = s % STAGES;
             if (s >= stages) break;
-            // ptxas lets no other instruction make operands while products are on their way.
-            if (!F::ARRANGED) group_wait<0>();
             raw[i].arrange();
             barrier_wait(&full[slot], s / STAGES & 1);
             group_begin();
 #pragma unroll
             for (u32 step = 0; step < 4; step++)
 #pragma unroll
-                for (u32 h = 0; h < HALVES; h++) raw[i].multiply(acc[h], memory + slot * TILE + h * 128 * 128, step);
+                for (u32 h = 0; h < HALVES; h++) raw[i].multiply(acc[h], operand_of_rows(memory + slot * TILE + h * 128 * 128, step), step);
             group_commit();
-            // The stage before is done: its slot and its registers are free.
-            group_wait<1>();
+            // The stage before is done: its slot and its registers are free. No operand may be arranged while a product is on its way.
+            group_wait<F::ARRANGED ? 1 : 0>();
             if (s > 0 && lane() == 0) barrier_arrive(&empty[(s - 1) % STAGES]);
             raw[(i + DEPTH - 1) % DEPTH].load(at_stage(s + DEPTH - 1));
         }
     }
     group_wait<0>();
+#pragma unroll
+    for (u32 h = 0; h < HALVES; h++) group_results(acc[h]);
     // A lane has two weight rows side by side for each row of x.
     u32 n = mine * 16 + lane() / 4 * 2;
     if (n >= p.rows) return;
@@ -143,32 +143,6 @@ template <class F, u32 HALVES, u32 STAGES> DEVICE void multiply_group(const Tens
                 }
             }
 }
-#else
-struct Bf16Group {
-    static DEVICE float of(u16 bits) { return from_bf16(bits); }
-};
-struct F16Group {
-    static DEVICE float of(u16 bits) { return from_f16(bits); }
-};
-// The same, slowly: what is left where the driver compiles the portable form for a device that has machine code of its own.
-template <class F, u32 HALVES, u32 STAGES> DEVICE void multiply_group(const TensorArgs& a, u8*) {
-    u32 panel = blockIdx.y * PANELS, row = blockIdx.x * HALVES * 128;
-    const Part& p = part_of(a, panel);
-    begin();
-    for (u32 i = threadIdx.x; i < PANELS * 16 * HALVES * 128; i += blockDim.x) {
-        u32 n = panel * 16 + i % (PANELS * 16), at = row + i / (PANELS * 16);
-        if (n >= p.rows || a.first + at >= *a.y.rows) continue;
-        float sum = 0.0f;
-        for (u32 limb = a.limbs; limb-- > 0;)
-            for (u32 k = 0; k < p.cols; k++) {
-                const u8* atom = (const u8*)a.words + ((u64)(limb * (p.cols / 64) + k / 64) * a.tiles + at / 8) * ATOM;
-                u16 x = *(const u16*)(atom + at % 8 * 128 + (k / 8 % 8 ^ at % 8) * 16 + k % 8 * 2);
-                sum = fused(element_of(p, panel_at(p, n / 16), n % 16, k), F::of(x), sum);
-            }
-        row_at(a.y, a.first + at)[p.first + n] = sum * (a.exponents ? a.exponents[at] : 1.0f) + (a.bias ? a.bias[p.first + n] : 0.0f);
-    }
-}
-#endif
 
 // Grid: (rows / (128 HALVES), blocks of 8 panels of all parts); 384 threads. Shared: STAGES tiles of 16 KB HALVES, and 2 KB to align them and for
 // their barriers.
@@ -181,3 +155,4 @@ GROUP(group_bf16_128, Bf16Group, 1, 8)
 GROUP(group_bf16_256, Bf16Group, 2, 6)
 GROUP(group_f16_128, F16Group, 1, 8)
 GROUP(group_f16_256, F16Group, 2, 6)
+#endif

@@ -369,8 +369,8 @@ pub fn rehearse(program: &Program, weights: &[GpuWeight], kv_states: usize, slot
         fn processors(&self) -> usize {
             self.0
         }
-        fn capability(&self) -> (u32, u32) {
-            (8, 0)
+        fn has_groups(&self) -> bool {
+            true
         }
     }
     let layout = program.layout();

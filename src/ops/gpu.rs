@@ -243,9 +243,9 @@ impl Gpu<'_> {
         self.stream.processors()
     }
 
-    /// Compute capability of the device.
-    pub fn capability(&self) -> (u32, u32) {
-        self.stream.capability()
+    /// Whether the device takes kernels with products of groups of warps (compute capability 9.0).
+    pub fn has_groups(&self) -> bool {
+        self.stream.has_groups()
     }
 
     /// Queues a copy to the device.

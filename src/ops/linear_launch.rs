@@ -281,7 +281,7 @@ fn group_kernels(part: &Part, gpu: &Gpu<'_>) -> Option<[Block; 2]> {
         LayoutKind::F16 => ["group_f16_128", "group_f16_256"],
         _ => return None,
     };
-    if gpu.capability() != (9, 0) || !part.cols.is_multiple_of(64) {
+    if !gpu.has_groups() || !part.cols.is_multiple_of(64) {
         return None;
     }
     let block = |name, rows: usize, stages: usize| Block {

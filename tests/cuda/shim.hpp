@@ -124,8 +124,21 @@ template <class C, class Element> void product(C (&c)[4], const u32 (&a)[4], u32
     meet(MMA);
 }
 
+// Operand B of a group's product, [128 x 16]: element (n, k) lies at `tile` + place(n, k).
+struct Operand {
+    const u8* tile;
+    u32 step, depth, columns;
+    u32 place(u32 n, u32 k) const {
+        u32 at = step * 16 + k;
+        // Rows of 64 elements.
+        if (columns == 0) return n / 8 * 1024 + n % 8 * 128 + ((at / 8) ^ (n % 8)) * 16 + at % 8 * 2;
+        u32 chunk = n % columns / 8;
+        return n / columns * depth * columns * 2 + at * columns * 2 + (chunk ^ (columns == 16 ? at / 4 % 2 : at % 8)) * 16 + n % 8 * 2;
+    }
+};
+
 // A group's product of 64 x 16 by 16 x 128: warps by themselves, since each has its own rows.
-template <class Element> void group_product(float (&d)[64], const u32 (&a)[4], const u8* tile, u32 step, Element element) {
+template <class Element> void group_product(float (&d)[64], const u32 (&a)[4], const Operand& b, bool more, Element element) {
     u8* exchange = here.exchange;
     memcpy(exchange + here.lane * 64, a, sizeof a);
     meet(MMA);
@@ -137,12 +150,12 @@ template <class Element> void group_product(float (&d)[64], const u32 (&a)[4], c
             mine[k] = element(pair[k % 2]);
         }
         for (u32 j = 0; j < 32; j++) {
-            u32 row = j / 2 * 8 + here.lane % 4 * 2 + j % 2;
+            u32 column = j / 2 * 8 + here.lane % 4 * 2 + j % 2;
             float& sum = d[j / 2 * 4 + half * 2 + j % 2];
+            if (!more) sum = 0.0f;
             for (u32 k = 0; k < 16; k++) {
-                u32 at = step * 16 + k;
                 u16 x;
-                memcpy(&x, tile + row / 8 * 1024 + row % 8 * 128 + ((at / 8) ^ (row % 8)) * 16 + at % 8 * 2, sizeof x);
+                memcpy(&x, b.tile + b.place(column, k), sizeof x);
                 sum += mine[k] * element(x);
             }
         }
@@ -218,6 +231,7 @@ DEVICE float plus(float a, float b) { return a + b; }
 DEVICE float over(float a, float b) { return a / b; }
 DEVICE float root(float x) { return sqrtf(x); }
 DEVICE float exponential(float x) { return expf(x); }
+DEVICE float power_of_two(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
 DEVICE float round_even(float x) { return nearbyintf(x); }
 DEVICE float largest(float a, float b) { return fmaxf(a, b); }
 DEVICE float smallest(float a, float b) { return fminf(a, b); }
@@ -301,8 +315,15 @@ template <int N> DEVICE void registers_up() {}
 DEVICE void group_begin() {}
 DEVICE void group_commit() {}
 template <int N> DEVICE void group_wait() {}
-DEVICE void group_bf16(float (&d)[64], const u32 (&a)[4], const u8* tile, u32 step) { shim::group_product(d, a, tile, step, from_bf16); }
-DEVICE void group_f16(float (&d)[64], const u32 (&a)[4], const u8* tile, u32 step) { shim::group_product(d, a, tile, step, from_f16); }
+typedef shim::Operand Operand;
+DEVICE Operand operand_of_rows(const u8* tile, u32 step) { return {tile, step, 0, 0}; }
+DEVICE Operand operand_by_16(const u8* tile, u32 step, u32 depth) { return {tile, step, depth, 16}; }
+DEVICE Operand operand_by_64(const u8* tile, u32 step, u32 depth) { return {tile, step, depth, 64}; }
+DEVICE void group_bf16(float (&d)[64], const u32 (&a)[4], Operand b, bool more) { shim::group_product(d, a, b, more, from_bf16); }
+DEVICE void group_f16(float (&d)[64], const u32 (&a)[4], Operand b, bool more) { shim::group_product(d, a, b, more, from_f16); }
+DEVICE void group_f16_across(float (&d)[64], const u32 (&a)[4], Operand b, bool more) { group_f16(d, a, b, more); }
+DEVICE void group_results(float (&)[64]) {}
+DEVICE void shared_ready() {}
 
 DEVICE void wait_for_before() {}
 DEVICE void let_next_begin() {}

@@ -161,7 +161,7 @@ impl Launch for Queue<'_> {
     fn processors(&self) -> usize {
         match *self.0 {}
     }
-    fn capability(&self) -> (u32, u32) {
+    fn has_groups(&self) -> bool {
         match *self.0 {}
     }
 }

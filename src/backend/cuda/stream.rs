@@ -175,8 +175,8 @@ impl Launch for Queue<'_> {
         self.stream.device.info().processors
     }
 
-    fn capability(&self) -> (u32, u32) {
-        self.stream.device.info().capability
+    fn has_groups(&self) -> bool {
+        self.stream.device.kernels.has_groups(&self.at)
     }
 }
 
