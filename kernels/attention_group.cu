@@ -10,21 +10,20 @@ static const u32 DIM = 128, TILE = 128, WARPS = 8, QUERIES = 16 * WARPS, STEPS =
 static const u32 KEY_BYTES = TILE * DIM * 2, STAGE_BYTES = 2 * KEY_BYTES, QUERY_BYTES = STEPS * 512;
 
 #if SM90
-// Queues the copies of the tile from `first` on, of whose positions those before `written` exist.
-DEVICE void copy_tile(const Kv& kv, const u8* const* pages, u32 head, u32 first, u32 written, u8* to) {
+// Queues the copies of the keys of the tile from `first` on, of whose positions those before `written` exist, or of its values.
+template <bool KEYS> DEVICE void copy_tile(const Kv& kv, const u8* const* pages, u32 head, u32 first, u32 written, u8* to) {
     const u32 CHUNKS = PAGE * DIM / 8;
 #pragma unroll 1
     for (u32 i = 0; i < TILE / PAGE; i++) {
         u32 begin = first + i * PAGE;
         const u8* page = pages[(begin < written ? begin : first) / PAGE];
-        const u8* keys = page + (u64)first_key(kv, head) * 2;
-        const u8* values = page + (u64)first_value(kv, head) * 2;
-#pragma unroll 4
+        const u8* from = page + (u64)(KEYS ? first_key(kv, head) : first_value(kv, head)) * 2;
+#pragma unroll 2
         for (u32 c = threadIdx.x % 128; c < CHUNKS; c += 128) {
             u32 at = i * PAGE + c / 16, octet = c % 16;
-            copy16(to + i * (CHUNKS * 16) + (c ^ (c >> 3 & 1)) * 16, keys + c * 16);
             // A weight of 0 does not hide what nobody wrote.
-            copy16_some(to + KEY_BYTES + octet / 8 * TILE * 128 + at * 128 + (octet ^ at) % 8 * 16, values + c * 16, first + at < written ? 16 : 0);
+            if (KEYS) copy16(to + i * (CHUNKS * 16) + (c ^ (c >> 3 & 1)) * 16, from + c * 16);
+            else copy16_some(to + octet / 8 * TILE * 128 + at * 128 + (octet ^ at) % 8 * 16, from + c * 16, first + at < written ? 16 : 0);
         }
     }
 }
@@ -55,37 +54,48 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
 
     memory += (0u - shared_address(memory)) % 1024;
     u8* queries_at = memory + STAGES * STAGE_BYTES;
-    Barrier *full = (Barrier*)(queries_at + WARPS * QUERY_BYTES), *empty = full + STAGES;
+    // Keys, then values: tiles that are there, and those that were used up. Whose turn it is to multiply.
+    Barrier *full = (Barrier*)(queries_at + WARPS * QUERY_BYTES), *empty = full + 2 * STAGES, *turn = empty + 2 * STAGES;
     if (threadIdx.x == 0) {
-        for (u32 i = 0; i < STAGES; i++) {
+        for (u32 i = 0; i < 2 * STAGES; i++) {
             barrier_init(&full[i], 128);
             barrier_init(&empty[i], WARPS);
         }
+        for (u32 i = 0; i < 2; i++) barrier_init(&turn[i], 4);
         barriers_ready();
     }
     barrier();
     u32 warp = threadIdx.x / 32, g = lane() / 4, t = lane() % 4;
     if (warp >= WARPS) {
         registers_down<40>();
-        for (u32 n = 0; n < tiles; n++) {
-            u32 slot = n % STAGES;
-            if (n >= STAGES) barrier_wait(&empty[slot], (n / STAGES - 1) & 1);
-            copy_tile(a.kv, pages, kv_head, start + n * TILE, written, memory + slot * STAGE_BYTES);
+        // Keys of two tiles, then by turns values of a tile and the keys of the one after the next.
+        u32 before = 0;
+        for (u32 i = 0; i < 2 * tiles; i++) {
+            bool keys = i < 2 || i % 2 == 1;
+            u32 n = i < 2 ? i : keys ? i / 2 + 1 : i / 2 - 1;
+            if (i == 2 * tiles - 1 || (tiles == 1 && i == 1)) keys = false, n = tiles - 1;
+            u32 which = keys ? n % STAGES : STAGES + n % STAGES;
+            if (n >= STAGES) barrier_wait(&empty[which], (n / STAGES - 1) & 1);
+            u8* to = memory + which * KEY_BYTES;
+            if (keys) copy_tile<true>(a.kv, pages, kv_head, start + n * TILE, written, to);
+            else copy_tile<false>(a.kv, pages, kv_head, start + n * TILE, written, to);
             copies_commit();
-            if (n == 0) continue;
-            copies_wait<1>();
-            shared_ready();
-            barrier_arrive(&full[(n - 1) % STAGES]);
+            if (i > 0) {
+                copies_wait<1>();
+                shared_ready();
+                barrier_arrive(&full[before]);
+            }
+            before = which;
         }
         copies_wait<0>();
         shared_ready();
-        if (tiles) barrier_arrive(&full[(tiles - 1) % STAGES]);
+        if (tiles) barrier_arrive(&full[before]);
         return;
     }
     registers_up<232>();
     // Queries as A operands. A power of two brings each to where f16 holds it.
     u16* queries = (u16*)(queries_at + warp * QUERY_BYTES);
-    float factor[2];
+    float factor[2] = {};
     for (u32 m = 0; m < 16; m++) {
         u32 query = warp * 16 + m, row = query / group;
         Words4 q = {};
@@ -94,7 +104,8 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
         float most = largest(largest(magnitude(v[0]), magnitude(v[1])), largest(magnitude(v[2]), magnitude(v[3])));
         u32 exponent = bits_of(warp_max(most)) >> 23;
         float power = exponent == 0 || exponent == 255 ? 1.0f : float_of((exponent > 10 ? exponent - 9 : 1) << 23);
-        if (m % 8 == g) factor[m / 8] = power * a.scale;
+        if (m == g) factor[0] = power * a.scale;
+        if (m == g + 8) factor[1] = power * a.scale;
         float by = 1.0f / power;
         u32 k = lane() % 4 * 4, at = (lane() / 4 * 32 + m % 8 * 4 + k % 8 / 2) * 8 + (m / 8 + k / 8 * 2) * 2;
         *(u32*)(queries + at) = pair_f16(v[0] * by, v[1] * by);
@@ -122,17 +133,37 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
         all_low = l > all_low ? l : all_low, all_high = h < all_high ? h : all_high;
     }
     float out[64] = {}, most[2] = {LOWEST, LOWEST}, total[2] = {};
-    for (u32 n = 0; n < tiles; n++) {
-        u32 slot = n % STAGES, first = start + n * TILE;
-        const u8* keys = memory + slot * STAGE_BYTES;
-        barrier_wait(&full[slot], n / STAGES & 1);
+    u32 weights[TILE / 16][4];
+    // While one group multiplies, the other has exponentials: keys of a tile and values of the one before by turns.
+    for (u32 n = 0; n <= tiles; n++) {
+        u32 slot = n % STAGES, last_slot = (n + 1) % STAGES, first = start + n * TILE, mine = warp / 4;
+        if (mine + n > 0) barrier_wait(&turn[mine], (n + mine + 1) & 1);
         float score[64];
-        group_begin();
+        if (n < tiles) {
+            barrier_wait(&full[slot], n / STAGES & 1);
+            group_begin();
 #pragma unroll
-        for (u32 step = 0; step < STEPS; step++) group_f16_across(score, q[step], operand_by_16(keys, step, DIM), step > 0);
-        group_commit();
+            for (u32 step = 0; step < STEPS; step++) group_f16_across(score, q[step], operand_by_16(memory + slot * KEY_BYTES, step, DIM), step > 0);
+            group_commit();
+        }
+        if (n > 0) {
+            barrier_wait(&full[STAGES + last_slot], (n - 1) / STAGES & 1);
+            group_results(out);
+            group_begin();
+#pragma unroll
+            for (u32 step = 0; step < TILE / 16; step++)
+                group_f16_across(out, weights[step], operand_by_64(memory + (STAGES + last_slot) * KEY_BYTES, step, TILE), true);
+            group_commit();
+        }
+        if (lane() == 0) barrier_arrive(&turn[1 - mine]);
+        if (n == tiles) break;
         group_wait<0>();
         group_results(score);
+        group_results(out);
+        if (lane() == 0) {
+            barrier_arrive(&empty[slot]);
+            if (n > 0) barrier_arrive(&empty[STAGES + last_slot]);
+        }
         // Score 4 j + 2 i + c: query g + 8 i at position 8 j + 2 t + c. From here on logarithms to the base of two.
         if (SOFTCAP) {
 #pragma unroll
@@ -148,7 +179,7 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
                 if (position < low[i] || position >= high[i]) score[e] = LOWEST;
             }
         }
-        float base[2];
+        float base[2], shrink[2];
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
             float now = most[i];
@@ -158,13 +189,12 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
             now = largest(now, shuffle_xor(now, 2u));
             // Nothing seen yet: everything is LOWEST, and shall be 0.
             base[i] = now > LOWEST ? now : 0.0f;
-            float shrink = power_of_two(most[i] - base[i]);
+            shrink[i] = power_of_two(most[i] - base[i]);
             most[i] = now;
-            total[i] *= shrink;
-#pragma unroll
-            for (u32 j = 0; j < 16; j++) out[4 * j + 2 * i] *= shrink, out[4 * j + 2 * i + 1] *= shrink;
+            total[i] *= shrink[i];
         }
-        u32 weights[TILE / 16][4];
+#pragma unroll
+        for (u32 e = 0; e < 64; e++) out[e] *= shrink[e / 2 % 2];
 #pragma unroll
         for (u32 j = 0; j < 16; j++)
 #pragma unroll
@@ -173,15 +203,9 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
                 total[i] += v0 + v1;
                 weights[j / 2][j % 2 * 2 + i] = pair_f16(v0, v1);
             }
-        group_results(out);
-        group_begin();
-#pragma unroll
-        for (u32 step = 0; step < TILE / 16; step++) group_f16_across(out, weights[step], operand_by_64(keys + KEY_BYTES, step, TILE), true);
-        group_commit();
-        group_wait<0>();
-        group_results(out);
-        if (lane() == 0) barrier_arrive(&empty[slot]);
     }
+    group_wait<0>();
+    group_results(out);
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
         total[i] += shuffle_xor(total[i], 1u);
