@@ -55,6 +55,10 @@ struct Barrier {
 void bulk_later(void* to, const void* from, u32 bytes, Barrier* barrier);
 // Until the barrier's phase is over.
 void wait_phase(Barrier* barrier, u32 phase);
+// Results of products on their way to `d`, where there is nothing before they are waited for.
+float* pending_results(float (&d)[64]);
+void commit_products();
+void wait_products(u32 left);
 
 struct Kernel {
     const char* file;
@@ -142,6 +146,7 @@ template <class Element> void group_product(float (&d)[64], const u32 (&a)[4], c
     u8* exchange = here.exchange;
     memcpy(exchange + here.lane * 64, a, sizeof a);
     meet(MMA);
+    float* sums = pending_results(d);
     for (u32 half = 0; half < 2; half++) {
         float mine[16];
         for (u32 k = 0; k < 16; k++) {
@@ -151,7 +156,7 @@ template <class Element> void group_product(float (&d)[64], const u32 (&a)[4], c
         }
         for (u32 j = 0; j < 32; j++) {
             u32 column = j / 2 * 8 + here.lane % 4 * 2 + j % 2;
-            float& sum = d[j / 2 * 4 + half * 2 + j % 2];
+            float& sum = sums[j / 2 * 4 + half * 2 + j % 2];
             if (!more) sum = 0.0f;
             for (u32 k = 0; k < 16; k++) {
                 u16 x;
@@ -313,8 +318,8 @@ DEVICE void copy_bulk(void* to, const void* from, u32 bytes, Barrier* b) { shim:
 template <int N> DEVICE void registers_down() {}
 template <int N> DEVICE void registers_up() {}
 DEVICE void group_begin() {}
-DEVICE void group_commit() {}
-template <int N> DEVICE void group_wait() {}
+DEVICE void group_commit() { shim::commit_products(); }
+template <int N> DEVICE void group_wait() { shim::wait_products(N); }
 typedef shim::Operand Operand;
 DEVICE Operand operand_of_rows(const u8* tile, u32 step) { return {tile, step, 0, 0}; }
 DEVICE Operand operand_by_16(const u8* tile, u32 step, u32 depth) { return {tile, step, depth, 16}; }
