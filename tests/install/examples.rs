@@ -81,8 +81,8 @@ const EXAMPLES: &[Example] = &[
         name: "chat-swift",
         needs: &["swift", "pkg-config"],
         links: &["shared"],
-        build: "(cd bindings/swift && LD_LIBRARY_PATH=$PREFIX/lib swift test --scratch-path $OUT/tests -Xswiftc -Xfrontend -Xswiftc -disable-cross-import-overlays) && cd examples/chat-swift && swift build --scratch-path $OUT/chat && cp $OUT/chat/debug/chat $OUT/program",
-        run: "LD_LIBRARY_PATH=$PREFIX/lib $OUT/program --raw $MODEL \"$PROMPT\"",
+        build: "(cd bindings/swift && LD_LIBRARY_PATH=$PREFIX/lib swift test --scratch-path $OUT/tests -Xswiftc -Xfrontend -Xswiftc -disable-cross-import-overlays) && cd examples/chat-swift && swift build --scratch-path $OUT/chat -Xlinker -rpath -Xlinker $PREFIX/lib && cp $OUT/chat/debug/chat $OUT/program",
+        run: "$OUT/program --raw $MODEL \"$PROMPT\"",
         says: &[GOLDEN],
     },
 ];
