@@ -80,6 +80,20 @@ struct TensorArgs {
 // SAFETY: the struct of kernels/formats/fragments.cuh.
 unsafe impl Args for TensorArgs {}
 
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct NarrowArgs {
+    product: TensorArgs,
+    q: View,
+    all_pairs: u32,
+    pairs: u32,
+    ways: u32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/linear_narrow.cu.
+unsafe impl Args for NarrowArgs {}
+
 /// Queues the kernels.
 pub(super) fn launch(op: &Linear, gpu: &Gpu<'_>) -> Result<()> {
     let parts = gpu.parts(op.weight);
@@ -209,6 +223,16 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     };
     let (x, q, y, bias) = (gpu.view(op.x), gpu.view(op.q), gpu.view(op.y), gpu.vector(op.bias));
     let first = first as u32;
+    let mut part = [Part::NONE; TOGETHER];
+    part[..parts.len()].copy_from_slice(parts);
+    let (limbs, count) = (format.limbs as u32, parts.len() as u32);
+    let blocks = |panels: usize| -> usize { parts.iter().map(|p| (p.rows as usize).div_ceil(16 * panels)).sum() };
+    let args = TensorArgs { y, bias, words, factors, exponents, first, tiles: tiles as u32, limbs, parts: count, part };
+    let (narrow, wide) = tensor_kernels(&parts[0]);
+    let plan = (tiles <= NARROW / TILE).then(|| Plan::new(&parts[0], format, blocks(2), tiles, gpu));
+    if let Some(plan) = plan.as_ref().filter(|plan| plan.direct) {
+        return plan.launch(gpu, narrow[0], args, q);
+    }
     let prepare = PrepareArgs {
         x,
         q,
@@ -219,7 +243,7 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
         first,
         cols: cols as u32,
         tiles: tiles as u32,
-        limbs: format.limbs as u32,
+        limbs,
         order: format.order as u32,
         spare: 0,
     };
@@ -229,17 +253,8 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     }
     let kernel = named(if format.integer { "prepare_codes" } else { "prepare_floats" });
     gpu.launch(kernel, Grid::new([format.steps(cols).div_ceil(8), tiles, 1], 256).early(), &prepare)?;
-    let mut part = [Part::NONE; TOGETHER];
-    part[..parts.len()].copy_from_slice(parts);
-    let (limbs, count) = (format.limbs as u32, parts.len() as u32);
-    let blocks = |panels: usize| -> usize { parts.iter().map(|p| (p.rows as usize).div_ceil(16 * panels)).sum() };
-    let args = TensorArgs { y, bias, words, factors, exponents, first, tiles: tiles as u32, limbs, parts: count, part };
-    let (narrow, wide) = tensor_kernels(&parts[0]);
-    if tiles <= NARROW / TILE {
-        let steps = cols / if format.integer { 32 } else { 16 };
-        let warps = steps.clamp(1, 8);
-        let kernel = Kernel { file: "linear_narrow", name: narrow[tiles.ilog2() as usize] };
-        return gpu.launch(kernel, Grid::new([blocks(2), 1, 1], 32 * warps).shared(warps * tiles * 1024).early(), &args);
+    if let Some(plan) = plan {
+        return plan.launch(gpu, narrow[tiles.ilog2() as usize], args, View::NONE);
     }
     // Large blocks where they fill the device.
     let (most, stages) = if format.integer { (WIDE_TILES / 2, 4) } else { (WIDE_TILES, 3) };
@@ -248,6 +263,70 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     let bytes = stages * (8 * stage_bytes(&parts[0]) + block * (512 + if format.integer { 128 } else { 0 }));
     let grid = Grid::new([rows.div_ceil(block * TILE), blocks(8), 1], 256).shared(bytes).early();
     gpu.launch(Kernel { file: "linear_wide", name }, grid, &args)
+}
+
+/// How the blocks of the kernel for up to [`NARROW`] rows share the work.
+struct Plan {
+    /// Pairs of panels, of all parts and of a block.
+    all_pairs: usize,
+    pairs: usize,
+    /// Warps of a pair.
+    ways: usize,
+    tiles: usize,
+    /// Whether blocks of x are taken as they are.
+    direct: bool,
+    /// Bytes of activations that a block has in shared memory.
+    ring: usize,
+}
+
+/// Warps of a block, and chunks of its ring: as in kernels/linear_narrow.cu.
+const NARROW_WARPS: usize = 12;
+const RING: usize = 3;
+/// What it takes to begin a block, as bytes that a multiprocessor reads meanwhile.
+const BLOCK_COST: usize = 32 << 10;
+
+impl Plan {
+    /// The plan whose slowest multiprocessor reads least, when each of them has a block at a time.
+    fn new(part: &Part, format: &Format, all_pairs: usize, tiles: usize, gpu: &Gpu<'_>) -> Plan {
+        let (steps, ahead) = (part.cols as usize / if format.integer { 32 } else { 16 }, ahead(part, tiles));
+        let direct = tiles == 1 && format.integer;
+        // Bytes of a step: a pair's weights, and all activations.
+        let weights = stage_bytes(part);
+        let words = if direct { 512 } else { tiles * (256 * format.limbs + if format.integer { 64 } else { 0 }) };
+        let ring = |ways: usize| RING * (ahead * ways * words + if direct { TILE * 16 } else { 0 });
+        let plan = |pairs: usize| {
+            let most = (1..=NARROW_WARPS / pairs).rev().find(|ways| ring(*ways) <= gpu.shared()).unwrap_or(1);
+            let ways = most.min(steps.div_ceil(ahead)).max(1);
+            Plan { all_pairs, pairs, ways, tiles, direct, ring: ring(ways) }
+        };
+        let cost = |plan: &Plan| {
+            // Few warps leave some of the bandwidth unused.
+            let warps = (plan.pairs * plan.ways).max(NARROW_WARPS / 2);
+            let read = steps * (plan.pairs * weights + words / 2) * NARROW_WARPS / warps;
+            all_pairs.div_ceil(plan.pairs).div_ceil(gpu.processors()) * (BLOCK_COST + read)
+        };
+        [1, 2, 3, 4, 6, 12].map(plan).into_iter().min_by_key(cost).expect("there are some")
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>, name: &'static str, product: TensorArgs, q: View) -> Result<()> {
+        let warps = self.pairs * self.ways;
+        let shared = self.ring.max(warps * self.tiles * 1152);
+        let grid = Grid::new([self.all_pairs.div_ceil(self.pairs), 1, 1], 32 * warps).shared(shared).early();
+        let (all_pairs, pairs, ways) = (self.all_pairs as u32, self.pairs as u32, self.ways as u32);
+        gpu.launch(Kernel { file: "linear_narrow", name }, grid, &NarrowArgs { product, q, all_pairs, pairs, ways, spare: 0 })
+    }
+}
+
+/// Steps of weights that a lane of the kernel for up to [`NARROW`] rows has on their way: as in kernels/linear_narrow.cu.
+fn ahead(part: &Part, tiles: usize) -> usize {
+    let by_tiles: [usize; 3] = match (part.kind, part.block) {
+        (LayoutKind::F32 | LayoutKind::Bf16, _) => [8, 8, 8],
+        (LayoutKind::F16, _) => [6, 6, 6],
+        (LayoutKind::I8, 32) => [6, 4, 3],
+        (_, 32) => [8, 6, 4],
+        _ => [4, 3, 3],
+    };
+    by_tiles[tiles.ilog2() as usize]
 }
 
 /// Bytes of a panel's two steps.

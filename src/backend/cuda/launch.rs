@@ -71,6 +71,10 @@ pub trait Launch {
     fn write(&self, to: u64, bytes: &[u8]) -> Result<()>;
     /// Multiprocessors of the device.
     fn processors(&self) -> usize;
+    /// Bytes of shared memory that a block may have; every device has these.
+    fn shared(&self) -> usize {
+        99 << 10
+    }
 }
 
 /// The bytes of an argument struct.

@@ -174,6 +174,10 @@ impl Launch for Queue<'_> {
     fn processors(&self) -> usize {
         self.stream.device.info().processors
     }
+
+    fn shared(&self) -> usize {
+        self.stream.device.info().shared
+    }
 }
 
 /// A place in a stream, to wait for.
