@@ -2,17 +2,14 @@
 //
 // A block takes a few pairs of panels; its warps are `ways` for each pair, which share k step by step, and their sums are added in order. A lane
 // keeps AHEAD steps of weights on their way, the first of them before the kernels before have ended, since weights depend on nobody. Activations,
-// which all pairs meet, go chunk by chunk (AHEAD steps of each way) through a ring in shared memory: so the cache serves them once a block.
+// which all pairs meet, go chunk by chunk through a ring in shared memory: so the cache serves them once a block.
 //
-// linear_prepare.cu has put them into the order of the tensor cores. Up to eight rows of 8-bit blocks are taken as they are, and put into it on the
-// way out of the ring.
+// linear_prepare.cu has put them into the order of the tensor cores.
 #include "common/rows.cuh"
 #include "formats/fragments.cuh"
 
 struct NarrowArgs {
     TensorArgs product;
-    // Blocks that are taken as they are.
-    Q8View q;
     // Pairs of all parts, and of a block; warps of a pair.
     u32 all_pairs, pairs, ways, spare;
 };
@@ -49,8 +46,8 @@ template <class F> struct Step<F, true> {
     }
 };
 
-// Activations that linear_prepare.cu has laid out: `bytes` of a chunk of `size` steps, and a step of it.
-template <class F, u32 TILES> struct Prepared {
+// Activations as they come through the ring: `bytes` of a chunk of `size` steps, and a step of it.
+template <class F, u32 TILES> struct Activations {
     // b0 and b1 of each tile; of its two columns for integers, scales, and scaled sums of halves.
     u32 b[TILES][2];
     float scale[TILES][2], sum[TILES][2][2];
@@ -94,45 +91,9 @@ template <class F, u32 TILES> struct Prepared {
     }
 };
 
-// Blocks as they are: [8 rows][size steps], rows 16 bytes further apart, so that a warp's reads meet no bank twice.
-template <class F, u32 TILES> struct Direct {
-    u32 b[TILES][2];
-    float scale[TILES][2], sum[TILES][2][2];
-    static DEVICE u32 bytes(const NarrowArgs&, u32 size) { return 8 * (size * 64 + 16); }
-    static DEVICE void copy(const NarrowArgs& n, u8* to, u32 first, u32 count, u32 size, u32) {
-        u32 rows = *n.q.rows;
-        for (u32 i = threadIdx.x; i < count * 32; i += blockDim.x) {
-            u32 row = i / (count * 4), at = i % (count * 4);
-            bool is = n.product.first + row < rows;
-            copy16_some(to + row * (size * 64 + 16) + at * 16, (const u8*)(row_at(n.q, is ? n.product.first + row : 0) + first) + at * 16, is ? 16 : 0);
-        }
-    }
-    DEVICE void load(const u8* chunk, u32 size, u32 step, u32) {
-        u32 g = lane() / 4, t = lane() % 4, stride = size * 64 + 16;
-        const u32* codes = (const u32*)(chunk + g * stride + step * 64);
-        if (F::ORDER == ORDER_I8) {
-            b[0][0] = codes[t], b[0][1] = codes[t + 4];
-        } else {
-            Words2 w = load8(codes + 2 * t);
-            b[0][0] = F::ORDER == ORDER_I4 ? w.x : permute(w.x, w.y, 0x5140), b[0][1] = F::ORDER == ORDER_I4 ? w.y : permute(w.x, w.y, 0x7362);
-        }
-#pragma unroll
-        for (u32 j = 0; j < 2; j++) {
-            const Q8Block* block = (const Q8Block*)(chunk + (2 * t + j) * stride + step * 64);
-            Words2 w = load8(&block->scale), halves = F::HALF && F::MIN ? load8(block->half_sum) : Words2{};
-            scale[0][j] = float_of(w.x);
-            sum[0][j][0] = float_of(F::HALF ? halves.x : w.y), sum[0][j][1] = float_of(halves.y);
-        }
-    }
-};
-
-// How a format's activations come.
-template <class F, u32 TILES, bool DIRECT> struct Source { typedef Prepared<F, TILES> X; };
-template <class F> struct Source<F, 1, true> { typedef Direct<F, 1> X; };
-
 // A step's products.
 template <class F, u32 TILES, bool INTEGER> struct Meet {
-    template <class X> static DEVICE void add(const Part& p, float (&acc)[TILES][2][4], const Step<F, INTEGER>& s, const X& x) {
+    static DEVICE void add(const Part& p, float (&acc)[TILES][2][4], const Step<F, INTEGER>& s, const Activations<F, TILES>& x) {
 #pragma unroll
         for (u32 m = 0; m < 2; m++) {
             u32 w[4];
@@ -144,7 +105,7 @@ template <class F, u32 TILES, bool INTEGER> struct Meet {
 };
 // Codes as signed bytes, times 16 where they are the high halves of bytes; sums start where they are floats already.
 template <class F, u32 TILES> struct Meet<F, TILES, true> {
-    template <class X> static DEVICE void add(const Part& p, float (&acc)[TILES][2][4], const Step<F, true>& s, const X& x) {
+    static DEVICE void add(const Part& p, float (&acc)[TILES][2][4], const Step<F, true>& s, const Activations<F, TILES>& x) {
         const float SHRINK = F::NIBBLES ? 0.0625f : 1.0f, MAGIC = 12582912.0f;
 #pragma unroll
         for (u32 m = 0; m < 2; m++) {
@@ -175,22 +136,27 @@ template <class F, u32 TILES> struct Meet<F, TILES, true> {
 };
 
 // `memory`: the ring, then the sums of warps.
-template <class F, u32 TILES, u32 AHEAD, bool DIRECT> DEVICE void multiply_narrow(const NarrowArgs& n, u8* memory) {
-    typedef typename Source<F, TILES, DIRECT>::X X;
+template <class F, u32 TILES, u32 AHEAD> DEVICE void multiply_narrow(const NarrowArgs& n, u8* memory) {
+    typedef Activations<F, TILES> X;
+    // A chunk is half of what is on its way.
+    const u32 PARTS = AHEAD % 2 ? 1 : 2, EACH = AHEAD / PARTS;
     const TensorArgs& a = n.product;
-    u32 steps = a.part[0].cols / F::STEP, size = AHEAD * n.ways, chunks = (steps + size - 1) / size;
+    u32 steps = a.part[0].cols / F::STEP, size = EACH * n.ways, chunks = (steps + size - 1) / size;
     u32 warp = threadIdx.x / 32, way = warp % n.ways, pair = blockIdx.x * n.pairs + warp / n.ways;
     // A warp without a pair only carries activations.
     bool any = pair < n.all_pairs;
     if (!any) pair = 0;
     const Part& p = part_of(a, pair);
     // An odd last panel is met twice; the second time nobody looks.
-    u32 mine = pair * 2 + lane() / 16;
+    u32 mine = pair * 2 + lane() / 16, out = pair * 32 + lane();
     const u8* panel = panel_at(p, mine < panels_of(p) ? mine : pair * 2);
     Step<F, F::INTEGER> ahead[AHEAD];
 #pragma unroll
     for (u32 i = 0; i < AHEAD; i++)
         if (any && i * n.ways + way < steps) ahead[i].load(p, panel, i * n.ways + way);
+    // The weight row that this lane stores.
+    bool stores = any && out < p.rows;
+    float gain = F::INTEGER && stores ? gain_of(panel_at(p, out / 16), out % 16) : 1.0f, bias = a.bias && stores ? a.bias[p.first + out] : 0.0f;
     u32 rows = *a.y.rows;
     begin();
 
@@ -203,40 +169,44 @@ template <class F, u32 TILES, u32 AHEAD, bool DIRECT> DEVICE void multiply_narro
     }
     float acc[TILES][2][4] = {};
     u8 *here = memory, *free = memory + (RING - 1) * bytes;
-    for (u32 c = 0; c < chunks; c++) {
-        copies_wait<RING - 2>();
-        // Everybody's copies are there, and everybody has left the chunk before this one.
-        barrier();
-        u32 from = c * size, later = from + (RING - 1) * size;
-        if (later < steps) X::copy(n, free, later, steps - later < size ? steps - later : size, size, steps);
-        copies_commit();
-        const u8* chunk = here;
-        free = here;
-        here = here + bytes == memory + RING * bytes ? memory : here + bytes;
-        if (!any) continue;
-        // As long as all of this chunk and of the next one is there.
-        if (from + 2 * size <= steps) {
+    for (u32 c = 0; c < chunks;) {
 #pragma unroll
-            for (u32 i = 0; i < AHEAD; i++) {
-                X x;
-                for (u32 limb = F::INTEGER ? 1 : a.limbs; limb-- > 0;) {
-                    x.load(chunk, size, i * n.ways + way, limb);
-                    Meet<F, TILES, F::INTEGER>::add(p, acc, ahead[i], x);
-                }
-                ahead[i].load(p, panel, from + size + i * n.ways + way);
-            }
-        } else {
+        for (u32 part = 0; part < PARTS; part++, c++) {
+            if (c >= chunks) break;
+            copies_wait<RING - 2>();
+            // Everybody's copies are there, and everybody has left the chunk before this one.
+            barrier();
+            u32 from = c * size, later = from + (RING - 1) * size;
+            if (later < steps) X::copy(n, free, later, steps - later < size ? steps - later : size, size, steps);
+            copies_commit();
+            const u8* chunk = here;
+            free = here;
+            here = here + bytes == memory + RING * bytes ? memory : here + bytes;
+            if (!any) continue;
+            // As long as all of this chunk and of those on their way is there.
+            if (from + (PARTS + 1) * size <= steps) {
 #pragma unroll
-            for (u32 i = 0; i < AHEAD; i++) {
-                u32 now = from + i * n.ways + way;
-                X x;
-                if (now < steps) {
+                for (u32 i = 0; i < EACH; i++) {
+                    X x;
                     for (u32 limb = F::INTEGER ? 1 : a.limbs; limb-- > 0;) {
                         x.load(chunk, size, i * n.ways + way, limb);
-                        Meet<F, TILES, F::INTEGER>::add(p, acc, ahead[i], x);
+                        Meet<F, TILES, F::INTEGER>::add(p, acc, ahead[part * EACH + i], x);
                     }
+                    ahead[part * EACH + i].load(p, panel, from + PARTS * size + i * n.ways + way);
                 }
-                if (now + size < steps) ahead[i].load(p, panel, now + size);
+            } else {
+#pragma unroll
+                for (u32 i = 0; i < EACH; i++) {
+                    u32 now = from + i * n.ways + way;
+                    X x;
+                    if (now < steps) {
+                        for (u32 limb = F::INTEGER ? 1 : a.limbs; limb-- > 0;) {
+                            x.load(chunk, size, i * n.ways + way, limb);
+                            Meet<F, TILES, F::INTEGER>::add(p, acc, ahead[part * EACH + i], x);
+                        }
+                    }
+                    if (now + PARTS * size < steps) ahead[part * EACH + i].load(p, panel, now + PARTS * size);
+                }
             }
         }
     }
@@ -251,46 +221,43 @@ template <class F, u32 TILES, u32 AHEAD, bool DIRECT> DEVICE void multiply_narro
 #pragma unroll
             for (u32 j = 0; j < 4; j++) sums[(warp * TILES + i) * SUMS + (m * 4 + j) * PLANE + m + j / 2 * 2 + lane()] = acc[i][m][j];
     barrier();
-    // Thread (pair, row, weight row).
-    for (u32 at = threadIdx.x; at < n.pairs * TILES * 256; at += blockDim.x) {
-        u32 which = at / (TILES * 256), row = at / 32 % (TILES * 8), n32 = at % 32;
-        // Weight row 16 (g / 4) + 4 (g % 4) + 2 m + j / 2 is in lane (g, t), activation row 2 t + j % 2.
-        u32 g = n32 / 4, m = n32 / 2 % 2, j = n32 % 2 * 2 + row % 2, t = row % 8 / 2, store = blockIdx.x * n.pairs + which;
-        if (store >= n.all_pairs || a.first + row >= rows) continue;
-        const Part& to = part_of(a, store);
-        u32 out = store * 32 + n32;
-        if (out >= to.rows) continue;
-        const float* from = sums + (which * n.ways * TILES + row / 8) * SUMS + (m * 4 + j) * PLANE + m + j / 2 * 2 + g * 4 + t;
+    if (!stores) return;
+    // The warps of a pair share its rows; a lane has a weight row: 16 (g / 4) + 4 (g % 4) + 2 m + j / 2 is in lane (g, t), row 2 t + j % 2.
+    u32 g = lane() / 4, m = lane() / 2 % 2;
+    const float* from = sums + (warp - way) * TILES * SUMS + (m * 4 + lane() % 2 * 2) * PLANE + m + lane() % 2 * 2 + g * 4;
+#pragma unroll 4
+    for (u32 row = way; row < TILES * 8; row += n.ways) {
+        if (a.first + row >= rows) break;
         float total = 0.0f;
-        for (u32 w = 0; w < n.ways; w++) total += from[w * TILES * SUMS];
-        if (F::INTEGER) total *= gain_of(panel_at(to, out / 16), out % 16);
+        for (u32 w = 0; w < n.ways; w++) total += from[(w * TILES + row / 8) * SUMS + row % 2 * PLANE + row % 8 / 2];
+        if (F::INTEGER) total *= gain;
         else if (a.exponents) total *= a.exponents[row];
-        if (a.bias) total += a.bias[to.first + out];
-        row_at(a.y, a.first + row)[to.first + out] = total;
+        if (a.bias) total += bias;
+        row_at(a.y, a.first + row)[p.first + out] = total;
     }
 }
 
-// Grid: (groups of pairs); pairs * ways warps, up to 12. Shared: the larger of the ring, RING chunks of AHEAD * ways steps, and
+// Grid: (groups of pairs); pairs * ways warps, up to 12. Shared: the larger of the ring, RING chunks of half as many steps as are on their way, and
 // warps * TILES * 1,152 bytes.
-#define NARROW(name, TILES, AHEAD, DIRECT, ...)                            \
+#define NARROW(name, TILES, AHEAD, ...)                            \
     KERNEL_OF(384, name, NarrowArgs) {                                     \
         SHARED_BYTES(memory);                                              \
-        multiply_narrow<__VA_ARGS__, TILES, AHEAD, DIRECT>(a, memory);     \
+        multiply_narrow<__VA_ARGS__, TILES, AHEAD>(a, memory);     \
     }
 // Steps on their way for 8, 16 and 32 rows: as `ahead` in src/ops/linear_launch.rs.
-#define NARROWS(name, A1, A2, A4, DIRECT, ...)     \
-    NARROW(name##_1, 1, A1, DIRECT, __VA_ARGS__)   \
-    NARROW(name##_2, 2, A2, false, __VA_ARGS__)    \
-    NARROW(name##_4, 4, A4, false, __VA_ARGS__)
-NARROWS(narrow_bf16, 8, 8, 8, false, Bf16Fragments)
-NARROWS(narrow_f16, 6, 6, 6, false, F16Fragments)
-NARROWS(narrow_i8, 6, 4, 3, true, IntegerFragments<LAYOUT_I8, false, false>)
-NARROWS(narrow_i8_half, 4, 3, 3, true, IntegerFragments<LAYOUT_I8, true, false>)
-NARROWS(narrow_i8_min, 6, 4, 3, true, IntegerFragments<LAYOUT_I8, false, true>)
-NARROWS(narrow_i8_half_min, 4, 3, 3, true, IntegerFragments<LAYOUT_I8, true, true>)
-NARROWS(narrow_i4, 8, 6, 4, true, IntegerFragments<LAYOUT_I4, false, false>)
-NARROWS(narrow_i4_half, 4, 3, 3, true, IntegerFragments<LAYOUT_I4, true, false>)
-NARROWS(narrow_i4_min, 8, 6, 4, true, IntegerFragments<LAYOUT_I4, false, true>)
-NARROWS(narrow_i4_half_min, 4, 3, 3, true, IntegerFragments<LAYOUT_I4, true, true>)
-NARROWS(narrow_table, 8, 6, 4, true, IntegerFragments<LAYOUT_TABLE, false, false>)
-NARROWS(narrow_table_half, 4, 3, 3, true, IntegerFragments<LAYOUT_TABLE, true, false>)
+#define NARROWS(name, A1, A2, A4, ...)     \
+    NARROW(name##_1, 1, A1, __VA_ARGS__)   \
+    NARROW(name##_2, 2, A2, __VA_ARGS__)    \
+    NARROW(name##_4, 4, A4, __VA_ARGS__)
+NARROWS(narrow_bf16, 8, 8, 8, Bf16Fragments)
+NARROWS(narrow_f16, 6, 6, 6, F16Fragments)
+NARROWS(narrow_i8, 6, 4, 3, IntegerFragments<LAYOUT_I8, false, false>)
+NARROWS(narrow_i8_half, 4, 3, 3, IntegerFragments<LAYOUT_I8, true, false>)
+NARROWS(narrow_i8_min, 6, 4, 3, IntegerFragments<LAYOUT_I8, false, true>)
+NARROWS(narrow_i8_half_min, 4, 3, 3, IntegerFragments<LAYOUT_I8, true, true>)
+NARROWS(narrow_i4, 8, 6, 3, IntegerFragments<LAYOUT_I4, false, false>)
+NARROWS(narrow_i4_half, 4, 3, 3, IntegerFragments<LAYOUT_I4, true, false>)
+NARROWS(narrow_i4_min, 8, 6, 3, IntegerFragments<LAYOUT_I4, false, true>)
+NARROWS(narrow_i4_half_min, 4, 3, 3, IntegerFragments<LAYOUT_I4, true, true>)
+NARROWS(narrow_table, 8, 6, 3, IntegerFragments<LAYOUT_TABLE, false, false>)
+NARROWS(narrow_table_half, 4, 3, 3, IntegerFragments<LAYOUT_TABLE, true, false>)

@@ -84,7 +84,6 @@ unsafe impl Args for TensorArgs {}
 #[repr(C)]
 struct NarrowArgs {
     product: TensorArgs,
-    q: View,
     all_pairs: u32,
     pairs: u32,
     ways: u32,
@@ -230,9 +229,6 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     let args = TensorArgs { y, bias, words, factors, exponents, first, tiles: tiles as u32, limbs, parts: count, part };
     let (narrow, wide) = tensor_kernels(&parts[0]);
     let plan = (tiles <= NARROW / TILE).then(|| Plan::new(&parts[0], format, blocks(2), tiles, gpu));
-    if let Some(plan) = plan.as_ref().filter(|plan| plan.direct) {
-        return plan.launch(gpu, narrow[0], args, q);
-    }
     let prepare = PrepareArgs {
         x,
         q,
@@ -254,7 +250,7 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     let kernel = named(if format.integer { "prepare_codes" } else { "prepare_floats" });
     gpu.launch(kernel, Grid::new([format.steps(cols).div_ceil(8), tiles, 1], 256).early(), &prepare)?;
     if let Some(plan) = plan {
-        return plan.launch(gpu, narrow[tiles.ilog2() as usize], args, View::NONE);
+        return plan.launch(gpu, narrow[tiles.ilog2() as usize], args);
     }
     // Large blocks where they fill the device.
     let (most, stages) = if format.integer { (WIDE_TILES / 2, 4) } else { (WIDE_TILES, 3) };
@@ -273,8 +269,6 @@ struct Plan {
     /// Warps of a pair.
     ways: usize,
     tiles: usize,
-    /// Whether blocks of x are taken as they are.
-    direct: bool,
     /// Bytes of activations that a block has in shared memory.
     ring: usize,
 }
@@ -289,15 +283,14 @@ impl Plan {
     /// The plan whose slowest multiprocessor reads least, when each of them has a block at a time.
     fn new(part: &Part, format: &Format, all_pairs: usize, tiles: usize, gpu: &Gpu<'_>) -> Plan {
         let (steps, ahead) = (part.cols as usize / if format.integer { 32 } else { 16 }, ahead(part, tiles));
-        let direct = tiles == 1 && format.integer;
         // Bytes of a step: a pair's weights, and all activations.
         let weights = stage_bytes(part);
-        let words = if direct { 512 } else { tiles * (256 * format.limbs + if format.integer { 64 } else { 0 }) };
-        let ring = |ways: usize| RING * (ahead * ways * words + if direct { TILE * 16 } else { 0 });
+        let words = tiles * (256 * format.limbs + if format.integer { 64 } else { 0 });
+        let chunk = if ahead.is_multiple_of(2) { ahead / 2 } else { ahead } * words;
         let plan = |pairs: usize| {
-            let most = (1..=NARROW_WARPS / pairs).rev().find(|ways| ring(*ways) <= gpu.shared()).unwrap_or(1);
-            let ways = most.min(steps.div_ceil(ahead)).max(1);
-            Plan { all_pairs, pairs, ways, tiles, direct, ring: ring(ways) }
+            let most = (gpu.shared() / (RING * chunk)).min(steps.div_ceil(ahead)).min(NARROW_WARPS / pairs);
+            let ways = most.max(1);
+            Plan { all_pairs, pairs, ways, tiles, ring: RING * chunk * ways }
         };
         let cost = |plan: &Plan| {
             // Few warps leave some of the bandwidth unused.
@@ -305,15 +298,15 @@ impl Plan {
             let read = steps * (plan.pairs * weights + words / 2) * NARROW_WARPS / warps;
             all_pairs.div_ceil(plan.pairs).div_ceil(gpu.processors()) * (BLOCK_COST + read)
         };
-        [1, 2, 3, 4, 6, 12].map(plan).into_iter().min_by_key(cost).expect("there are some")
+        [1, 2, 3, 4, 6].map(plan).into_iter().min_by_key(cost).expect("there are some")
     }
 
-    fn launch(&self, gpu: &Gpu<'_>, name: &'static str, product: TensorArgs, q: View) -> Result<()> {
+    fn launch(&self, gpu: &Gpu<'_>, name: &'static str, product: TensorArgs) -> Result<()> {
         let warps = self.pairs * self.ways;
         let shared = self.ring.max(warps * self.tiles * 1152);
         let grid = Grid::new([self.all_pairs.div_ceil(self.pairs), 1, 1], 32 * warps).shared(shared).early();
         let (all_pairs, pairs, ways) = (self.all_pairs as u32, self.pairs as u32, self.ways as u32);
-        gpu.launch(Kernel { file: "linear_narrow", name }, grid, &NarrowArgs { product, q, all_pairs, pairs, ways, spare: 0 })
+        gpu.launch(Kernel { file: "linear_narrow", name }, grid, &NarrowArgs { product, all_pairs, pairs, ways, spare: 0 })
     }
 }
 
@@ -323,7 +316,7 @@ fn ahead(part: &Part, tiles: usize) -> usize {
         (LayoutKind::F32 | LayoutKind::Bf16, _) => [8, 8, 8],
         (LayoutKind::F16, _) => [6, 6, 6],
         (LayoutKind::I8, 32) => [6, 4, 3],
-        (_, 32) => [8, 6, 4],
+        (_, 32) => [8, 6, 3],
         _ => [4, 3, 3],
     };
     by_tiles[tiles.ilog2() as usize]
