@@ -79,6 +79,12 @@ DEVICE u32 load4_once(const void* p) {
     asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(r) : "l"(p));
     return r;
 }
+// The same of what kernels write.
+DEVICE Words4 load_passing(const void* p) {
+    Words4 r;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p));
+    return r;
+}
 DEVICE Words4 load16(const void* p) { return *(const Words4*)p; }
 DEVICE Words2 load8(const void* p) { return *(const Words2*)p; }
 
@@ -120,6 +126,11 @@ DEVICE void mma_u8s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 DEVICE void mma_s8s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// The same from sums that are all `start`, by signed bytes.
+DEVICE void mma_s8s8_from(i32 start, i32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(start));
 }
 
 // Programmatic dependent launch: wait until the kernels before have written; let the next one begin.

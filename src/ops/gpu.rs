@@ -248,6 +248,11 @@ impl Gpu<'_> {
         self.stream.has_groups()
     }
 
+    /// Bytes of shared memory that a block may have.
+    pub fn shared(&self) -> usize {
+        self.stream.shared()
+    }
+
     /// Queues a copy to the device.
     pub fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
         self.stream.write(to, bytes)

@@ -267,6 +267,7 @@ DEVICE Words2 load8(const void* p) { return *(const Words2*)__builtin_assume_ali
 DEVICE Words4 load_once(const void* p) { return load16(p); }
 DEVICE Words2 load8_once(const void* p) { return load8(p); }
 DEVICE u32 load4_once(const void* p) { return *(const u32*)__builtin_assume_aligned(p, 4); }
+DEVICE Words4 load_passing(const void* p) { return load16(p); }
 
 DEVICE u32 shared_address(const void* p) { return (u32)(uintptr_t)p; }
 DEVICE void copy16(void* shared, const void* global) { shim::copy_later(shared, global, 16); }
@@ -304,6 +305,10 @@ DEVICE void mma_u8s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 DEVICE void mma_s8s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     shim::product(c, a, b0, b1, 4, [](u32 word, u32 i, bool) { return (i32)(i8)(word >> 8 * i); });
+}
+DEVICE void mma_s8s8_from(i32 start, i32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    for (i32& v : d) v = start;
+    mma_s8s8(d, a, b0, b1);
 }
 
 // kernels/common/sm90.cuh

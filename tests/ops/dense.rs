@@ -183,6 +183,11 @@ fn attention() {
             (4, 1, 64, Some(24), None, true),
             (3, 3, 40, Some(1), Some(5.0), false),
             (8, 2, 80, Some(100), None, false),
+            // Widths that have kernels for decoding, by query heads that share keys: up to four, more, more than eight.
+            (3, 1, 128, None, Some(20.0), true),
+            (6, 1, 128, Some(70), None, true),
+            (10, 1, 64, None, None, false),
+            (2, 2, 256, Some(40), None, false),
         ] {
             attends("", 1e-5, heads, KvSpec { heads: kv_heads, key_dim: dim, value_dim: dim, dtype }, window, softcap, sinks);
         }
