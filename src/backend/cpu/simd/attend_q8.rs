@@ -399,3 +399,88 @@ impl<S: Lanes, const R: usize, const P: usize> Tile for Columns<'_, S, R, P> {
 }
 
 const _: () = assert!(BLOCK == PAGE && fits(QUERIES, 8 * Q8_BLOCK));
+
+#[cfg(test)]
+mod tests {
+    use super::super::attend::KvType;
+    use super::super::tables;
+    use super::*;
+    use crate::backend::cpu::arena::Buffer;
+
+    #[test]
+    fn places_are_apart_and_inside() {
+        for dim in [4, 16, 20, 32, 40, 64, 80, 256] {
+            let mut keys: Vec<usize> = Vec::new();
+            let mut values: Vec<usize> = Vec::new();
+            for at in 0..PAGE {
+                keys.extend((0..dim.div_ceil(Q8_BLOCK)).flat_map(|block| key_scale(at, block)..key_scale(at, block) + 4));
+                keys.extend((0..dim).map(|d| key_code(at, d)));
+                values.extend(value_scale(at)..value_scale(at) + 4);
+                values.extend((0..dim).map(|d| value_code(dim, at, d)));
+            }
+            for (mut places, bytes) in [(keys, keys_bytes(dim)), (values, values_bytes(dim))] {
+                let count = places.len();
+                places.sort_unstable();
+                places.dedup();
+                assert!(places.len() == count && places.last().is_some_and(|last| *last < bytes), "{dim}: {bytes} bytes");
+            }
+        }
+    }
+
+    const DIM: usize = 24;
+
+    /// The result of a query that sees `first ..= last` of 40 positions, on memory that held `before`; position `odd` is not finite.
+    fn result(table: &Table, before: u8, odd: Option<usize>, (first, last): (usize, usize)) -> Vec<u32> {
+        let (keys, bytes) = (keys_bytes(DIM), keys_bytes(DIM) + values_bytes(DIM));
+        let mut memory = Buffer::new(2 * bytes, "pages").unwrap();
+        memory.as_mut_slice_of::<u8>().fill(before);
+        let start = memory.as_ptr();
+        let pages = [start, start.wrapping_add(bytes)];
+        for at in 0..40 {
+            let x: Vec<f32> =
+                (0..DIM).map(|d| if odd == Some(at) { f32::INFINITY } else { ((at * 37 + d * 11) % 29) as f32 - 14.0 }).collect();
+            let page = pages[at / PAGE];
+            // SAFETY: both pages have their bytes, and this test alone.
+            unsafe {
+                write_key(table, page, at % PAGE, &x);
+                write_value(page.add(keys), at % PAGE, &x);
+            }
+        }
+        let (q, mut y) = ([0.01f32; DIM], [0.0f32; DIM]);
+        let queries = [Query { q: q.as_ptr(), y: y.as_mut_ptr(), first, last, sink: None }];
+        let call = Attend {
+            queries: &queries,
+            heads: 1,
+            stride: 0,
+            pages: &pages,
+            key_at: 0,
+            value_at: keys,
+            key_dim: DIM,
+            value_dim: DIM,
+            dtype: KvType::Q8,
+            scale: 1.0,
+            softcap: None,
+        };
+        // SAFETY: pages, query and result are good for what they say.
+        unsafe { table.attend(&call) };
+        y.map(f32::to_bits).to_vec()
+    }
+
+    #[test]
+    fn what_is_not_seen_does_not_count_and_what_is_not_finite_shows() {
+        for table in tables() {
+            for seen in [(0, 39), (0, 4), (3, 20), (17, 33), (31, 32)] {
+                let clean = result(table, 0, None, seen);
+                assert!(clean.iter().all(|bits| f32::from_bits(*bits).is_finite()), "{} {seen:?}", table.name());
+                assert!(result(table, 0xff, None, seen) == clean, "{} {seen:?}: old bytes count", table.name());
+                for odd in [2, 18, 32, 38] {
+                    let found = result(table, 0, Some(odd), seen);
+                    match (seen.0..=seen.1).contains(&odd) {
+                        true => assert!(found.iter().all(|bits| f32::from_bits(*bits).is_nan()), "{} {seen:?} {odd}", table.name()),
+                        false => assert!(found == clean, "{} {seen:?} {odd}: what is not seen counts", table.name()),
+                    }
+                }
+            }
+        }
+    }
+}
