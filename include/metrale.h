@@ -61,7 +61,7 @@
 // Keys and values are kept as bfloat16: the bytes of half floats, the range of f32. Not on a GPU.
 #define METRALE_KV_BF16 3
 
-// Keys and values are kept in 8 bits, with a scale for each 32 elements of a key and for each value: 0.52 to 0.56 of the bytes of half floats.
+// Keys and values are kept in 8 bits, with a scale for each 32 elements of a key and for each value: 0.53 to 0.57 of the bytes of half floats.
 // Queries meet keys in 8 bits as well. Not on a GPU, and not for architectures that keep latent, compressed or indexed rows.
 #define METRALE_KV_Q8 4
 
