@@ -61,7 +61,7 @@ const MOST_GRAPHS: usize = 64;
 const FEWEST_POSITIONS: usize = 512;
 
 /// Chunks that a row of logits is cut into.
-const CHUNKS: usize = 16;
+const CHUNKS: usize = 64;
 /// Operations queued ahead while a run may have to leave off.
 const AHEAD: usize = 4;
 

@@ -127,6 +127,7 @@ extern u8 SHIM_JOIN(__start_, SHIM_SECTION)[] __attribute__((weak, visibility("h
 extern u8 SHIM_JOIN(__stop_, SHIM_SECTION)[] __attribute__((weak, visibility("hidden")));
 }
 #define KERNEL(name, Args) KERNEL_OF(1024, name, Args)
+#define KERNEL_AT(most, blocks, name, Args) KERNEL_OF(most, name, Args)
 #define KERNEL_OF(most, name, Args)                                                                                             \
     static void name(const Args& a);                                                                                            \
     static void name##_from(const void* args) { name(*(const Args*)args); }                                                     \
@@ -207,6 +208,7 @@ DEVICE u32 permute(u32 a, u32 b, u32 selector) {
 
 DEVICE Words4 load16(const void* p) { return *(const Words4*)__builtin_assume_aligned(p, 16); }
 DEVICE Words2 load8(const void* p) { return *(const Words2*)__builtin_assume_aligned(p, 8); }
+DEVICE void prefetch(const void*) {}
 DEVICE Words4 load_once(const void* p) { return load16(p); }
 
 DEVICE u32 shared_address(const void* p) { return (u32)(uintptr_t)p; }
