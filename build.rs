@@ -96,8 +96,13 @@ fn write_sources() {
     let text = format!("static SOURCES: &[(&str, &str)] = &[\n{}];\n", lines.collect::<String>());
     // Made by kernels/build.py; nothing is fetched or compiled here.
     let pack = root.with_file_name("build").join("kernels.pack");
-    println!("cargo:rerun-if-changed={}", pack.display());
-    let pack = if pack.is_file() { format!("Some(include_bytes!({:?}))", pack.display().to_string()) } else { "None".into() };
+    let pack = if pack.is_file() {
+        println!("cargo:rerun-if-changed={}", pack.display());
+        format!("Some(include_bytes!({:?}))", pack.display().to_string())
+    } else {
+        // A file that is not there would count as changed each time; build.py touches a file of kernels/, which is watched.
+        "None".into()
+    };
     let text = format!("{text}static PACK: Option<&[u8]> = {pack};\n");
     fs::write(PathBuf::from(variable("OUT_DIR")).join("kernels.rs"), text).expect("cargo's OUT_DIR can be written to");
 }

@@ -23,7 +23,7 @@ struct AddNormArgs {
     u32 spare;
 };
 
-// Grid: (rows); a block takes a row.
+// Grid: (rows, blocks that share a row).
 KERNEL_OF(1024, add_norm, AddNormArgs) {
     SHARED float scratch[32];
     u32 row = blockIdx.x, rows = *a.y.rows;

@@ -131,6 +131,7 @@ def main():
     if set(RECORDED) <= set(architectures):
         with open(record, 'w', encoding='utf-8') as file:
             file.writelines(told)
+    os.utime(record)  # build.rs does not watch a pack that was not there
     print(f'{len(jobs)} images of {len(names)} files, {at} bytes')
     return 0
 

@@ -38,6 +38,37 @@ DEVICE Panel panel_of(const VectorArgs& a, u32 panel) {
     return {&a.part[index], panel, panel_at(a.part[index], panel)};
 }
 
+// The steps `step`, `step + warps` .. of those there are. What a row of floats has for all of them is taken before the first product, since each
+// look at it takes as long as many products; more rows than one would need too many registers for that.
+template <class F, u32 R, u32 AHEAD, class After>
+DEVICE void add_round(float (&acc)[R][F::ROWS], const Part& p, typename F::W (&ahead)[AHEAD], const typename F::X& x, u32 step, u32 warps, u32 steps, u32 count, After after) {
+    if constexpr (R == 1 && !F::INTEGER) {
+        Words2 taken[AHEAD] = {};
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; i++)
+            if (step + i * warps < steps) taken[i] = F::take(x, step + i * warps, 0);
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; i++) {
+            if (step + i * warps >= steps) continue;
+            F::add_one(acc[0], ahead[i], taken[i]);
+            after(i);
+        }
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; i++) {
+            if (step + i * warps >= steps) continue;
+            if constexpr (F::INTEGER) {
+                F::add(acc, p, ahead[i], x, step + i * warps, count);
+            } else {
+#pragma unroll
+                for (u32 r = 0; r < R; r++)
+                    if (r < count) F::add_one(acc[r], ahead[i], F::take(x, step + i * warps, r));
+            }
+            after(i);
+        }
+    }
+}
+
 // `sums`: [2][warps][R][16], a half for each second panel.
 template <class F, u32 R> DEVICE void multiply(const VectorArgs& a, float* sums) {
     // All parts are alike in what F looks at.
@@ -49,6 +80,7 @@ template <class F, u32 R> DEVICE void multiply(const VectorArgs& a, float* sums)
 #pragma unroll
     for (u32 i = 0; i < AHEAD; i++)
         if (warp + i * warps < steps) ahead[i] = F::load(p, weights, warp + i * warps);
+    float next_gain = F::INTEGER ? gain_of(weights, threadIdx.x % 16) : 1.0f;
     u32 bytes = (u32)p.panel_bytes, left = EARLY / gridDim.x, from = AHEAD * warps >= steps ? bytes : bytes / steps * (AHEAD * warps);
     for (u32 next = index; left && next < a.panels && blockIdx.y == 0; next += gridDim.x) {
         u32 count = bytes - from < left ? bytes - from : left;
@@ -62,24 +94,20 @@ template <class F, u32 R> DEVICE void multiply(const VectorArgs& a, float* sums)
     typename F::X x = rows_from(a, first, (const typename F::X*)nullptr);
     for (u32 half = 0;; half ^= 1) {
         const u8* next = index + gridDim.x < a.panels ? panel_of(a, index + gridDim.x).weights : nullptr;
+        // Read together with the next panel's first steps, long before it is needed.
+        float gain = next_gain;
+        if (F::INTEGER && next) next_gain = gain_of(next, threadIdx.x % 16);
         float acc[R][F::ROWS] = {};
         u32 step = warp;
         // As long as all steps of a round and of the next one are there.
         for (; step + (2 * AHEAD - 1) * warps < steps; step += AHEAD * warps) {
-#pragma unroll
-            for (u32 i = 0; i < AHEAD; i++) {
-                F::add(acc, p, ahead[i], x, step + i * warps, count);
-                ahead[i] = F::load(p, weights, step + (i + AHEAD) * warps);
-            }
+            add_round<F, R, AHEAD>(acc, p, ahead, x, step, warps, ~0u, count, [&](u32 i) { ahead[i] = F::load(p, weights, step + (i + AHEAD) * warps); });
         }
         for (; step < steps; step += AHEAD * warps) {
-#pragma unroll
-            for (u32 i = 0; i < AHEAD; i++) {
-                u32 at = step + i * warps, then = at + AHEAD * warps;
-                if (at >= steps) continue;
-                F::add(acc, p, ahead[i], x, at, count);
+            add_round<F, R, AHEAD>(acc, p, ahead, x, step, warps, steps, count, [&](u32 i) {
+                u32 then = step + (i + AHEAD) * warps;
                 if (then < steps || next) ahead[i] = F::load(p, then < steps ? weights : next, then < steps ? then : warp + i * warps);
-            }
+            });
         }
         float* mine = sums + half * warps * R * 16;
         const u32 SETS = 16 / F::ROWS;
@@ -100,7 +128,7 @@ template <class F, u32 R> DEVICE void multiply(const VectorArgs& a, float* sums)
         for (; r < count && n < done.part->rows; r += blockDim.x / 16) {
             float total = 0.0f;
             for (u32 w = 0; w < warps; w++) total += mine[(w * R + r) * 16 + lane16];
-            if (F::INTEGER) total *= gain_of(weights, lane16);
+            if (F::INTEGER) total *= gain;
             if (a.bias) total += a.bias[done.part->first + n];
             row_at(a.y, first + r)[done.part->first + n] = total;
         }

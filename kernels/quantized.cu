@@ -11,7 +11,7 @@ struct AddNormQuantizeArgs {
     u32 spare;
 };
 
-// Grid: (rows); a block takes a row, of a multiple of 32 elements; a warp has whole blocks of it.
+// Grid: (rows, blocks that share a row of a multiple of 32 elements); a warp has whole blocks of it.
 KERNEL_OF(1024, add_norm_quantize, AddNormQuantizeArgs) {
     SHARED float scratch[32];
     u32 row = blockIdx.x, rows = *a.y.rows;
