@@ -96,7 +96,7 @@ template <u32 G, bool HALF> DEVICE void attend_rows(const AttentionArgs& a, u8* 
             prefetch_lines(pages[p / PAGE] + first_key(a.kv, kv_head) * bytes, PAGE * (key_dim + value_dim) * bytes);
         }
     }
-    wait_for_before();
+    begin();
     if (!ours) return;
     if (chunk >= chunks) {
         // A source without tokens gives zeros.
@@ -169,8 +169,6 @@ template <u32 G, bool HALF> DEVICE void attend_rows(const AttentionArgs& a, u8* 
             s[g * TILE + p] = p >= here && p < until ? score : LOWEST;
         }
         barrier();
-        // Not before keys and values are here: the next product would ask for its weights first.
-        let_next_begin();
         // A warp per head: the running maximum, and scores become weights.
         for (u32 g = warp; g < heads; g += THREADS / 32) {
             float s0 = s[g * TILE + lane()], s1 = s[g * TILE + 32 + lane()], before = most[g];

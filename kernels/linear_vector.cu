@@ -1,8 +1,9 @@
 // linear_vector: y = W x + b for few rows, each weight read once for up to R of them. Bound by the read of the weights.
 //
 // A block takes panels of 16 weight rows, one after the other; its warps share k, step by step. A lane keeps AHEAD steps on their way, across the
-// end of a panel too. The first of them are asked for before the kernels before have ended, since weights depend on nobody, and more is brought into
-// the second cache meanwhile. Sums over lanes, then over warps, have one order, whatever the batch.
+// end of a panel too. The first of them are asked for before the kernels before have ended, since weights depend on nobody. (More than registers
+// hold could be brought into the second cache then. That gains nothing: what the short kernels before read comes later by as much.) Sums over lanes,
+// then over warps, have one order, whatever the batch.
 #include "common/rows.cuh"
 #include "formats/lines.cuh"
 
@@ -20,8 +21,6 @@ struct VectorArgs {
 };
 
 static const u32 MOST_WARPS = 8;
-// Bytes that all blocks together bring into the second cache before they begin.
-static const u32 EARLY = 24 << 20;
 
 DEVICE FloatRows rows_from(const VectorArgs& a, u32 first, const FloatRows*) { return {row_at(a.x, first), a.x.stride}; }
 DEVICE Q8Rows rows_from(const VectorArgs& a, u32 first, const Q8Rows*) { return {row_at(a.q, first), a.q.stride}; }
@@ -38,37 +37,6 @@ DEVICE Panel panel_of(const VectorArgs& a, u32 panel) {
     return {&a.part[index], panel, panel_at(a.part[index], panel)};
 }
 
-// The steps `step`, `step + warps` .. of those there are. What a row of floats has for all of them is taken before the first product, since each
-// look at it takes as long as many products; more rows than one would need too many registers for that.
-template <class F, u32 R, u32 AHEAD, class After>
-DEVICE void add_round(float (&acc)[R][F::ROWS], const Part& p, typename F::W (&ahead)[AHEAD], const typename F::X& x, u32 step, u32 warps, u32 steps, u32 count, After after) {
-    if constexpr (R == 1 && !F::INTEGER) {
-        Words2 taken[AHEAD] = {};
-#pragma unroll
-        for (u32 i = 0; i < AHEAD; i++)
-            if (step + i * warps < steps) taken[i] = F::take(x, step + i * warps, 0);
-#pragma unroll
-        for (u32 i = 0; i < AHEAD; i++) {
-            if (step + i * warps >= steps) continue;
-            F::add_one(acc[0], ahead[i], taken[i]);
-            after(i);
-        }
-    } else {
-#pragma unroll
-        for (u32 i = 0; i < AHEAD; i++) {
-            if (step + i * warps >= steps) continue;
-            if constexpr (F::INTEGER) {
-                F::add(acc, p, ahead[i], x, step + i * warps, count);
-            } else {
-#pragma unroll
-                for (u32 r = 0; r < R; r++)
-                    if (r < count) F::add_one(acc[r], ahead[i], F::take(x, step + i * warps, r));
-            }
-            after(i);
-        }
-    }
-}
-
 // `sums`: [2][warps][R][16], a half for each second panel.
 template <class F, u32 R> DEVICE void multiply(const VectorArgs& a, float* sums) {
     // All parts are alike in what F looks at.
@@ -81,12 +49,6 @@ template <class F, u32 R> DEVICE void multiply(const VectorArgs& a, float* sums)
     for (u32 i = 0; i < AHEAD; i++)
         if (warp + i * warps < steps) ahead[i] = F::load(p, weights, warp + i * warps);
     float next_gain = F::INTEGER ? gain_of(weights, threadIdx.x % 16) : 1.0f;
-    u32 bytes = (u32)p.panel_bytes, left = EARLY / gridDim.x, from = AHEAD * warps >= steps ? bytes : bytes / steps * (AHEAD * warps);
-    for (u32 next = index; left && next < a.panels && blockIdx.y == 0; next += gridDim.x) {
-        u32 count = bytes - from < left ? bytes - from : left;
-        prefetch_lines(panel_of(a, next).weights + from, count);
-        left -= count, from = 0;
-    }
     u32 rows = *a.y.rows, first = blockIdx.y * R;
     begin();
     if (first >= rows) return;
@@ -101,13 +63,20 @@ template <class F, u32 R> DEVICE void multiply(const VectorArgs& a, float* sums)
         u32 step = warp;
         // As long as all steps of a round and of the next one are there.
         for (; step + (2 * AHEAD - 1) * warps < steps; step += AHEAD * warps) {
-            add_round<F, R, AHEAD>(acc, p, ahead, x, step, warps, ~0u, count, [&](u32 i) { ahead[i] = F::load(p, weights, step + (i + AHEAD) * warps); });
+#pragma unroll
+            for (u32 i = 0; i < AHEAD; i++) {
+                F::add(acc, p, ahead[i], x, step + i * warps, count);
+                ahead[i] = F::load(p, weights, step + (i + AHEAD) * warps);
+            }
         }
         for (; step < steps; step += AHEAD * warps) {
-            add_round<F, R, AHEAD>(acc, p, ahead, x, step, warps, steps, count, [&](u32 i) {
-                u32 then = step + (i + AHEAD) * warps;
+#pragma unroll
+            for (u32 i = 0; i < AHEAD; i++) {
+                u32 at = step + i * warps, then = at + AHEAD * warps;
+                if (at >= steps) continue;
+                F::add(acc, p, ahead[i], x, at, count);
                 if (then < steps || next) ahead[i] = F::load(p, then < steps ? weights : next, then < steps ? then : warp + i * warps);
-            });
+            }
         }
         float* mine = sums + half * warps * R * 16;
         const u32 SETS = 16 / F::ROWS;

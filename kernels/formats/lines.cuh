@@ -4,10 +4,7 @@
 //   STEP   elements of k that a warp passes in a step; a width is a multiple of 32
 //   ROWS   weight rows of a lane: those from ROWS * (lane % (16 / ROWS)) on
 //   ahead  steps that are on their way at once, for R rows of x
-//   load     a step of a panel
-//   add      its products with R rows of x, of which `count` are there; for floats instead
-//   take     what a lane needs of row r of x for a step, and
-//   add_one  its products with that.
+//   load, add: a step of a panel, and its products with R rows of x, of which `count` are there.
 // Lanes with the same rows take different k's; the kernel adds them up at the end.
 #pragma once
 #include "../common/frame.cuh"
@@ -37,37 +34,51 @@ struct FloatLines {
 
 struct F32Lines : FloatLines {
     static const u32 STEP = 8, ROWS = 4;
-    static DEVICE Words2 take(const X& x, u32 step, u32 r) { return {bits_of(x.x[(u64)r * x.stride + step * STEP + lane() / 4]), 0}; }
-    static DEVICE void add_one(float (&acc)[4], const W& w, const Words2& x) {
+    template <u32 R> static DEVICE void add(float (&acc)[R][4], const Part&, const W& w, const X& x, u32 step, u32 count) {
         const u32 words[4] = {w.w.x, w.w.y, w.w.z, w.w.w};
+        u32 k = step * STEP + lane() / 4;
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) acc[j] = fused(float_of(words[j]), float_of(x.x), acc[j]);
+        for (u32 r = 0; r < R; r++) {
+            if (r >= count) break;
+            float v = x.x[(u64)r * x.stride + k];
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) acc[r][j] = fused(float_of(words[j]), v, acc[r][j]);
+        }
     }
 };
 
 struct Bf16Lines : FloatLines {
     static const u32 STEP = 16, ROWS = 4;
-    static DEVICE Words2 take(const X& x, u32 step, u32 r) { return load8(x.x + (u64)r * x.stride + step * STEP + lane() / 4 * 2); }
-    static DEVICE void add_one(float (&acc)[4], const W& w, const Words2& x) {
+    template <u32 R> static DEVICE void add(float (&acc)[R][4], const Part&, const W& w, const X& x, u32 step, u32 count) {
         const u32 words[4] = {w.w.x, w.w.y, w.w.z, w.w.w};
+        u32 k = step * STEP + lane() / 4 * 2;
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            acc[j] = fused(low_bf16(words[j]), float_of(x.x), acc[j]);
-            acc[j] = fused(high_bf16(words[j]), float_of(x.y), acc[j]);
+        for (u32 r = 0; r < R; r++) {
+            if (r >= count) break;
+            Words2 v = load8(x.x + (u64)r * x.stride + k);
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                acc[r][j] = fused(low_bf16(words[j]), float_of(v.x), acc[r][j]);
+                acc[r][j] = fused(high_bf16(words[j]), float_of(v.y), acc[r][j]);
+            }
         }
     }
 };
 
 struct F16Lines : FloatLines {
     static const u32 STEP = 16, ROWS = 8;
-    static DEVICE Words2 take(const X& x, u32 step, u32 r) { return {bits_of(x.x[(u64)r * x.stride + step * STEP + lane() / 2]), 0}; }
-    static DEVICE void add_one(float (&acc)[8], const W& w, const Words2& x) {
+    template <u32 R> static DEVICE void add(float (&acc)[R][8], const Part&, const W& w, const X& x, u32 step, u32 count) {
         const u32 words[4] = {w.w.x, w.w.y, w.w.z, w.w.w};
-        float v = float_of(x.x);
+        u32 k = step * STEP + lane() / 2;
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            acc[2 * j] = fused(low_f16(words[j]), v, acc[2 * j]);
-            acc[2 * j + 1] = fused(high_f16(words[j]), v, acc[2 * j + 1]);
+        for (u32 r = 0; r < R; r++) {
+            if (r >= count) break;
+            float v = x.x[(u64)r * x.stride + k];
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                acc[r][2 * j] = fused(low_f16(words[j]), v, acc[r][2 * j]);
+                acc[r][2 * j + 1] = fused(high_f16(words[j]), v, acc[r][2 * j + 1]);
+            }
         }
     }
 };

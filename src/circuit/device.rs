@@ -16,7 +16,7 @@ use crate::backend::cuda::{Block, Event, Graph, Pinned, Queue, Stream};
 use crate::ensure;
 use crate::error::{Result, reserve, vec_filled};
 use crate::ops::{
-    BATCH, Batch, BatchArgs, BatchImage, BatchPlaces, Gpu, GpuWeight, PAGE, Place, Rows, Segment, Value, Weight, batch_grid, upload,
+    BATCH, Batch, BatchArgs, BatchImage, BatchPlaces, Gpu, GpuWeight, News, PAGE, Place, Rows, Segment, Value, Weight, batch_grid, upload,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,10 +32,10 @@ pub struct DeviceWorkspace {
     /// Highest logits: by sequence and chunk; then by sequence, where kernels write them into the host's memory.
     best: Block,
     found: Pinned,
-    /// The batch as it is written here, and where it is new.
+    /// The batch as it is written here, and what of it is new.
     image: BatchImage,
     host: Pinned,
-    changes: Pinned,
+    news: Pinned,
     /// The operation to go on with; 0 for none under way.
     place: usize,
     /// Ends of the last operations that were queued.
@@ -109,7 +109,7 @@ impl DeviceWorkspace {
             found: Pinned::new(device, BEST * sequences, "the highest logits")?,
             image: BatchImage::new(places, batch.address())?,
             host: Pinned::new(device, places.bytes(), "a batch for the device")?,
-            changes: Pinned::new(device, places.change_bytes(), "a batch for the device")?,
+            news: Pinned::new(device, BatchPlaces::NEWS_BYTES, "a batch for the device")?,
             batch,
             place: 0,
             ends: (0..AHEAD).map(|_| Event::new(device, false)).collect::<Result<_>>()?,
@@ -178,12 +178,16 @@ impl DeviceWorkspace {
     ) -> Result<Outcome> {
         ensure!(self.values.len() >= program.workspace_bytes(), Internal, "the workspace is sized by the largest program");
         // `run` waits for the stream before this memory is written again.
-        let changes = self.image.write(batch, self.host.as_mut_slice(), self.changes.as_mut_slice())?;
+        let news = self.image.write(batch, self.host.as_mut_slice(), self.news.as_mut_slice())?;
+        if let News::Copy(range) = &news {
+            // SAFETY: as above.
+            unsafe { self.stream.write_pinned(self.batch.address() + range.start as u64, &self.host, range.clone()) }?;
+        }
         if let (true, 0, Some(step)) = (self.captures, self.place, Step::of(program, batch, keep)) {
             self.step(program, batch, weights, step)?;
             return Ok(Outcome::Done);
         }
-        let place = self.launches(program, batch, weights, changes > 0, keep, control)?;
+        let place = self.launches(program, batch, weights, news != News::None, keep, control)?;
         if place < program.ops().count() {
             self.place = place;
             return Ok(Outcome::Suspended);
@@ -191,9 +195,9 @@ impl DeviceWorkspace {
         Ok(Outcome::Done)
     }
 
-    /// Queues what takes up the changes of the batch. The kernels after it may read the batch before those before them have ended.
+    /// Queues what takes up what is new in the batch. The kernels after it may read the batch before those before them have ended.
     fn take_up(&self, queue: &Queue<'_>) -> Result<()> {
-        let args = BatchArgs { changes: self.changes.address(), from: self.host.address(), to: self.batch.address() };
+        let args = BatchArgs { news: self.news.address(), to: self.batch.address() };
         queue.launch(BATCH, batch_grid(), bytes_of(&args))?;
         queue.settle();
         Ok(())
@@ -205,12 +209,12 @@ impl DeviceWorkspace {
         program: &Program,
         batch: &Batch,
         weights: &[GpuWeight],
-        changed: bool,
+        new: bool,
         keep: Option<usize>,
         control: Control<'_>,
     ) -> Result<usize> {
         let queue = self.stream.queue()?;
-        if changed {
+        if new {
             self.take_up(&queue)?;
         }
         let gpu = self.gpu(program, batch, weights, &queue);

@@ -1,31 +1,30 @@
 //! A batch as kernels read it: the struct `Batch` of `kernels/common/frame.cuh` and its arrays, as one run of bytes that is kept in two places.
 //!
 //! Every array and every list of pages has its place, whatever the batch, so that a captured graph finds it, and so that one run's batch is
-//! mostly the one before it: the host writes what is new into its own copy and notes where, and the device takes up these words alone.
+//! mostly the one before it: the host writes what is new into its own copy and into a list, and the device takes up these words alone.
 #![allow(unsafe_code)] // argument structs
 
 use super::Batch;
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::ensure;
 use crate::error::{Result, vec_with_capacity};
+use std::ops::Range;
 
-/// A list of changes, to be taken up: kernels/batch.cu.
+/// Takes up what is new: kernels/batch.cu.
 pub const BATCH: Kernel = Kernel { file: "batch", name: "batch" };
 
 /// How [`BATCH`] is launched.
 pub fn batch_grid() -> Grid {
-    Grid::new([16, 1, 1], 256)
+    Grid::new([1, 1, 1], 256)
 }
 
-/// Addresses: changes and batch in the host's memory, batch on the device.
+/// Addresses: the list of what is new, in the host's memory, and the batch on the device.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct BatchArgs {
-    /// Changes.
-    pub changes: u64,
-    /// The host's copy.
-    pub from: u64,
-    /// The device's.
+    /// The list.
+    pub news: u64,
+    /// The batch.
     pub to: u64,
 }
 
@@ -34,11 +33,10 @@ unsafe impl Args for BatchArgs {}
 
 /// Arrays start on a multiple of this.
 const ALIGN: usize = 16;
-/// Bytes of `Batch`, and of a change.
+/// Bytes of `Batch`.
 const HEAD: usize = 80;
-const CHANGE: usize = 8;
-/// Arrays and other pieces that are not lists of pages.
-const PIECES: usize = 9;
+/// Most words that are listed one by one; a slice of a prompt may have more.
+const MOST_NEWS: usize = 8192;
 
 /// Where everything lies, for batches of at most so many rows and segments.
 #[derive(Clone, Copy, Debug)]
@@ -69,10 +67,8 @@ impl BatchPlaces {
         self.starts[9]
     }
 
-    /// Bytes of the longest list of changes.
-    pub fn change_bytes(&self) -> usize {
-        CHANGE * (1 + PIECES + self.segments * self.kv_states)
-    }
+    /// Bytes of the longest list of what is new.
+    pub const NEWS_BYTES: usize = 16 + 8 * MOST_NEWS;
 }
 
 /// The host's copy of a batch on a device: which of it is known there.
@@ -97,11 +93,11 @@ impl BatchImage {
         self.known = false;
     }
 
-    /// Writes a batch into the host's copy, and into `changes` how many places changed and which. Returns their number.
-    pub fn write(&mut self, batch: &Batch, image: &mut [u8], changes: &mut [u8]) -> Result<usize> {
+    /// Writes a batch into the host's copy `image`, and into `list` what of it is new.
+    pub fn write(&mut self, batch: &Batch, image: &mut [u8], list: &mut [u8]) -> Result<News> {
         let BatchPlaces { segments, kv_states, pages, starts } = self.places;
         ensure!(batch.segments.len() <= segments, Internal, "a batch of {} segments, there is room for {segments}", batch.segments.len());
-        let mut writer = Writer { image, changes, count: 0, all: !self.known };
+        let mut writer = Writer { image, list, count: 0, span: usize::MAX..0, all: !self.known };
         // Until all is written, nothing is.
         self.known = false;
         if writer.all {
@@ -135,37 +131,58 @@ impl BatchImage {
                 writer.put(starts[8] + 8 * list * pages, list_pages.iter().map(|page| (page.addr() as u64).to_ne_bytes()));
             }
         }
-        let count = writer.count;
-        changes[..4].copy_from_slice(&(count as u32).to_ne_bytes());
+        let (count, span) = (writer.count, writer.span);
+        let listed = if count <= MOST_NEWS { count } else { 0 };
+        list[..4].copy_from_slice(&(listed as u32).to_ne_bytes());
         self.known = true;
-        Ok(count)
+        Ok(match count {
+            0 => News::None,
+            ..=MOST_NEWS => News::Listed(count),
+            _ => News::Copy(span),
+        })
     }
+}
+
+/// What is new in a batch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum News {
+    /// Nothing.
+    None,
+    /// So many words, which are listed.
+    Listed(usize),
+    /// More than can be listed, all of it in these bytes; the list is empty.
+    Copy(Range<usize>),
 }
 
 struct Writer<'a> {
     image: &'a mut [u8],
-    changes: &'a mut [u8],
+    list: &'a mut [u8],
     count: usize,
-    /// Whether what is in the image counts as changed too.
+    /// Bytes from the first word that is new to the last.
+    span: Range<usize>,
+    /// Whether what is in the image counts as new too.
     all: bool,
 }
 
 impl Writer<'_> {
-    /// Writes values from `start` on; the run from the first that is new to the last is a change.
+    /// Writes values from `start` on.
     fn put<const N: usize>(&mut self, start: usize, values: impl Iterator<Item = [u8; N]>) {
-        let (mut first, mut end) = (usize::MAX, start);
-        let room = self.image[start..].as_chunks_mut::<N>().0;
+        let Writer { image, list, count, span, all } = self;
+        let room = image[start..].as_chunks_mut::<N>().0;
         for (index, (place, value)) in room.iter_mut().zip(values).enumerate() {
-            if self.all || *place != value {
-                *place = value;
-                first = first.min(start + index * N);
-                end = start + (index + 1) * N;
+            if !*all && *place == value {
+                continue;
             }
-        }
-        if first < end {
-            let words = [first / 4, (end - first) / 4].map(|n| (n as u32).to_ne_bytes());
-            self.changes[CHANGE * (1 + self.count)..][..CHANGE].copy_from_slice(words.as_flattened());
-            self.count += 1;
+            *place = value;
+            let at = start + index * N;
+            *span = span.start.min(at)..span.end.max(at + N);
+            for (word, bytes) in value.as_chunks::<4>().0.iter().enumerate() {
+                if *count < MOST_NEWS {
+                    let pair = [((at / 4 + word) as u32).to_ne_bytes(), *bytes];
+                    list[16 + 8 * *count..][..8].copy_from_slice(pair.as_flattened());
+                }
+                *count += 1;
+            }
         }
     }
 }
@@ -176,13 +193,16 @@ mod tests {
     use super::*;
 
     /// What the kernel does.
-    fn take_up(image: &[u8], changes: &[u8], to: &mut [u8]) -> usize {
-        let words: Vec<usize> = changes.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word) as usize).collect();
-        for change in words[2..].chunks(2).take(words[0]) {
-            let range = 4 * change[0]..4 * (change[0] + change[1]);
-            to[range.clone()].copy_from_slice(&image[range]);
+    fn take_up(news: &News, image: &[u8], list: &[u8], to: &mut [u8]) {
+        let words: Vec<usize> = list.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word) as usize).collect();
+        for pair in words[4..].chunks(2).take(words[0]) {
+            to[4 * pair[0]..][..4].copy_from_slice(&(pair[1] as u32).to_ne_bytes());
         }
-        words[0]
+        match news {
+            News::Copy(range) => to[range.clone()].copy_from_slice(&image[range.clone()]),
+            News::Listed(count) => assert_eq!(*count, words[0]),
+            News::None => assert_eq!(words[0], 0),
+        }
     }
 
     struct Seen<'a>(&'a [u8]);
@@ -225,39 +245,55 @@ mod tests {
         batch.kv = lists.iter().map(|l| KvPages::new(l)).collect();
         let places = BatchPlaces::new(8, 4, 1, 3);
         let mut image = BatchImage::new(places, 0).unwrap();
-        let (mut host, mut changes, mut device) = (vec![0; places.bytes()], vec![0; places.change_bytes()], vec![0xff; places.bytes()]);
-        image.write(&batch, &mut host, &mut changes).unwrap();
-        take_up(&host, &changes, &mut device);
-        Seen(&device).is(&batch);
+        let (mut host, mut list, mut device) = (vec![0; places.bytes()], vec![0; BatchPlaces::NEWS_BYTES], vec![0xff; places.bytes()]);
+        let mut run = |image: &mut BatchImage, batch: &Batch, lost: bool| {
+            if lost {
+                device.fill(0xff);
+                image.forget();
+            }
+            let news = image.write(batch, &mut host, &mut list).unwrap();
+            take_up(&news, &host, &list, &mut device);
+            Seen(&device).is(batch);
+            news
+        };
+        run(&mut image, &batch, false);
         // A step of one token each: tokens, positions, segments.
         (batch.tokens, batch.positions) = (vec![3, 4], vec![6, 1]);
         batch.segments = vec![Segment { rows: 0..1, position: 6 }, Segment { rows: 1..2, position: 1 }];
-        image.write(&batch, &mut host, &mut changes).unwrap();
-        take_up(&host, &changes, &mut device);
-        Seen(&device).is(&batch);
-        // The same again is nothing; another position is two words; a new page is one address, in a list of another name.
-        assert_eq!(image.write(&batch, &mut host, &mut changes).unwrap(), 0);
+        run(&mut image, &batch, false);
+        // The same again is nothing; another position is two words; a new page is an address, in a list of another name.
+        assert_eq!(run(&mut image, &batch, false), News::None);
         (batch.positions[1], batch.segments[1].position) = (2, 2);
-        assert_eq!(image.write(&batch, &mut host, &mut changes).unwrap(), 2);
-        take_up(&host, &changes, &mut device);
+        assert_eq!(run(&mut image, &batch, false), News::Listed(2));
         lists[0].push(page(9));
         (batch.kv[0], batch.stamps[0]) = (KvPages::new(&lists[0]), 3);
-        assert_eq!(image.write(&batch, &mut host, &mut changes).unwrap(), 1);
-        assert_eq!(changes[12..16], 2u32.to_ne_bytes());
-        take_up(&host, &changes, &mut device);
-        Seen(&device).is(&batch);
+        assert_eq!(run(&mut image, &batch, false), News::Listed(2));
         // Lists without a name are looked at each time; a device that lost what it had is told everything.
         lists[1][0] = page(5);
         (batch.kv[1], batch.stamps[1]) = (KvPages::new(&lists[1]), 0);
-        assert_eq!(image.write(&batch, &mut host, &mut changes).unwrap(), 1);
-        device.fill(0xff);
-        image.forget();
-        image.write(&batch, &mut host, &mut changes).unwrap();
-        take_up(&host, &changes, &mut device);
-        Seen(&device).is(&batch);
-        // A list that is too long is refused.
+        assert_eq!(run(&mut image, &batch, false), News::Listed(2));
+        assert!(matches!(run(&mut image, &batch, true), News::Listed(20..)));
+        // A list that is too long is refused, and what was written by then is not relied on.
         lists[1].extend([page(1); 3]);
         batch.kv[1] = KvPages::new(&lists[1]);
-        assert!(image.write(&batch, &mut host, &mut changes).is_err());
+        assert!(image.write(&batch, &mut vec![0; places.bytes()], &mut vec![0; BatchPlaces::NEWS_BYTES]).is_err());
+        batch.kv[1] = KvPages::new(&lists[1][..1]);
+        assert!(matches!(run(&mut image, &batch, false), News::Listed(20..)));
+    }
+
+    #[test]
+    fn more_than_can_be_listed_is_copied() {
+        let rows = MOST_NEWS;
+        let pages = [std::ptr::without_provenance_mut::<u8>(16)];
+        let mut batch = Batch { tokens: vec![7; rows], positions: vec![1; rows], kv_states: 1, ..Batch::default() };
+        batch.segments = vec![Segment { rows: 0..rows, position: 0 }];
+        batch.kv = vec![KvPages::new(&pages)];
+        let places = BatchPlaces::new(rows, 1, 1, 1);
+        let mut image = BatchImage::new(places, 0).unwrap();
+        let (mut host, mut list, mut device) = (vec![0; places.bytes()], vec![0; BatchPlaces::NEWS_BYTES], vec![0xff; places.bytes()]);
+        let news = image.write(&batch, &mut host, &mut list).unwrap();
+        assert!(matches!(news, News::Copy(_)));
+        take_up(&news, &host, &list, &mut device);
+        Seen(&device).is(&batch);
     }
 }
