@@ -1,34 +1,13 @@
-// attention: softmax(mask(softcap(scale q k^T))) v for each query row by itself: what decoding uses, and every row whose keys and values are
-// f32. Prompts take attention_prompt.cu. Definitions: src/ops/attention.rs, src/ops/source_attention.rs.
+// attention: softmax(mask(softcap(scale q k^T))) v for each query row by itself, of any width and of f32 as well. Rows of common widths in f16
+// take attention_decode.cu, prompts attention_prompt.cu. Definitions: src/ops/attention.rs, src/ops/source_attention.rs.
 //
 // The positions that a row sees are cut into chunks by their number and by the batch's width, whatever else is in the batch. A block takes one
 // chunk for up to G query heads that share a key/value head, so that keys and values are read once; chunks are put together in order by
 // `attention_combine`. Bound by the read of keys and values.
 #include "common/attention.cuh"
 
-// Positions that a block takes at a time, and threads of a block.
-static const u32 TILE = 64, THREADS = 128;
+static const u32 THREADS = 128;
 static const u32 MOST_CHUNKS = 64;
-
-// What a row sees.
-struct Span {
-    // First position, last + 1, and where the first tile begins.
-    u32 first, end, start;
-    // Tiles in all, and of a chunk.
-    u32 tiles, per_chunk;
-};
-
-DEVICE Span span_of(const AttentionArgs& a, u32 row) {
-    Span s;
-    u32 position = a.batch->positions[row];
-    s.end = a.source ? a.batch->segment[a.batch->segment_of[row]].source : position + 1;
-    s.first = a.window && s.end > a.window ? s.end - a.window : 0;
-    s.start = s.first / PAGE * PAGE;
-    s.tiles = (s.end - s.start + TILE - 1) / TILE;
-    s.per_chunk = a.chunks == 1 ? s.tiles : (s.tiles + a.most_chunks - 1) / a.most_chunks;
-    return s;
-}
-DEVICE u32 chunks_of(const Span& s) { return s.tiles ? (s.tiles + s.per_chunk - 1) / s.per_chunk : 0; }
 
 // Sums v over the lanes that differ in `mask` and all lower powers of two down to LOW; each lane keeps its share of the sums, N / ways of
 // them, and `at` becomes the index of its first one.

@@ -74,6 +74,21 @@ fn programs_run() {
     }
 }
 
+/// Without standard streams their numbers belong to files that the host opens: what is said arrives in error objects and the log callback
+/// alone.
+#[test]
+fn programs_run_without_standard_streams() {
+    if !have("cc") {
+        return;
+    }
+    for name in ["library", "errors", "model", "source", "runtime"] {
+        let program = compile(name, "-closed", &shared_library());
+        let line = "exec \"$0\" \"$1\" <&- >&- 2>&-";
+        let done = Command::new("sh").args(["-c", line]).arg(&program).arg(model()).output().expect("sh starts");
+        assert!(done.status.success(), "{name} without streams: {:?}", done.status);
+    }
+}
+
 /// The process may end at any time, in every way there is. Repeated, because what is tried is a race.
 #[test]
 fn leaving_in_the_middle_of_work_is_quiet() {

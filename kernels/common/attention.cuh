@@ -29,3 +29,25 @@ struct AttentionArgs {
 };
 
 static const float LOWEST = -1e30f;
+// Positions that a row is taken by.
+static const u32 TILE = 64;
+
+// What a row sees.
+struct Span {
+    // First position, last + 1, and where the first tile begins.
+    u32 first, end, start;
+    // Tiles in all, and of a chunk.
+    u32 tiles, per_chunk;
+};
+
+DEVICE Span span_of(const AttentionArgs& a, u32 row) {
+    Span s;
+    u32 position = a.batch->positions[row];
+    s.end = a.source ? a.batch->segment[a.batch->segment_of[row]].source : position + 1;
+    s.first = a.window && s.end > a.window ? s.end - a.window : 0;
+    s.start = s.first / PAGE * PAGE;
+    s.tiles = (s.end - s.start + TILE - 1) / TILE;
+    s.per_chunk = a.chunks == 1 ? s.tiles : (s.tiles + a.most_chunks - 1) / a.most_chunks;
+    return s;
+}
+DEVICE u32 chunks_of(const Span& s) { return s.tiles ? (s.tiles + s.per_chunk - 1) / s.per_chunk : 0; }

@@ -52,6 +52,8 @@ DEVICE float plus(float a, float b) { return __fadd_rn(a, b); }
 DEVICE float over(float a, float b) { return __fdiv_rn(a, b); }
 DEVICE float root(float x) { return __fsqrt_rn(x); }
 DEVICE float exponential(float x) { return expf(x); }
+// 2^x to about two units in the last place; results below 2^-126 are 0.
+DEVICE float power_of_two(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 DEVICE float round_even(float x) { return rintf(x); }
 DEVICE float largest(float a, float b) { return fmaxf(a, b); }
 DEVICE float smallest(float a, float b) { return fminf(a, b); }
@@ -63,10 +65,26 @@ DEVICE i32 dot4_ss(u32 a, u32 b, i32 c) { i32 r; asm("dp4a.s32.s32 %0, %1, %2, %
 // Bytes of {a, b} by the selector's nibbles.
 DEVICE u32 permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 
-// 16 bytes that are read once: not kept in the first cache.
+// 16, 8 or 4 bytes that are read once: not kept in the first cache.
 DEVICE Words4 load_once(const void* p) {
     Words4 r;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p));
+    return r;
+}
+DEVICE Words2 load8_once(const void* p) {
+    Words2 r;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "l"(p));
+    return r;
+}
+DEVICE u32 load4_once(const void* p) {
+    u32 r;
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(r) : "l"(p));
+    return r;
+}
+// The same of what kernels write.
+DEVICE Words4 load_passing(const void* p) {
+    Words4 r;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p));
     return r;
 }
 DEVICE Words4 load16(const void* p) { return *(const Words4*)p; }
@@ -118,6 +136,11 @@ DEVICE void mma_u8s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 DEVICE void mma_s8s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// The same from sums that are all `start`, by signed bytes.
+DEVICE void mma_s8s8_from(i32 start, i32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(start));
 }
 
 // Programmatic dependent launch: wait until the kernels before have written; let the next one begin.

@@ -69,6 +69,9 @@ template <LayoutKind KIND, bool IS_HALF, bool HAS_MIN> struct IntegerFragments {
     };
     static const u32 STEP = 32, BYTES = WORDS * 64, HALVES = IS_HALF ? 2 : 1;
     static const bool INTEGER = true, HALF = IS_HALF, MIN = HAS_MIN, BIASED = KIND == LAYOUT_I8 || (KIND == LAYOUT_I4 && !HAS_MIN);
+    // Whether `signed_a` gives codes times 16.
+    static const bool NIBBLES = KIND == LAYOUT_I4 && !HAS_MIN;
+    static const Order ORDER = KIND == LAYOUT_I8 ? ORDER_I8 : KIND == LAYOUT_I4 ? ORDER_I4 : ORDER_TABLE;
     // What was added to codes.
     static const i32 BIAS = KIND == LAYOUT_I8 ? 128 : KIND == LAYOUT_I4 && !HAS_MIN ? 8 : 0;
     static const u32 SCALES = Lines::SCALES, CODES = Lines::CODES, STRETCH = Lines::STRETCH;
@@ -92,6 +95,17 @@ template <LayoutKind KIND, bool IS_HALF, bool HAS_MIN> struct IntegerFragments {
             Lines::look_up(p, r.w[2 * m], a[0], a[2]);
             Lines::look_up(p, r.w[2 * m + 1], a[1], a[3]);
         }
+    }
+    // As `a`, in signed bytes without what was added.
+    static DEVICE void signed_a(const Part& p, const Raw& r, u32 m, u32 (&to)[4]) {
+        if (NIBBLES) {
+            to[0] = (r.w[2 * m] << 4 & 0xf0f0f0f0) ^ 0x80808080, to[1] = (r.w[2 * m + 1] << 4 & 0xf0f0f0f0) ^ 0x80808080;
+            to[2] = (r.w[2 * m] & 0xf0f0f0f0) ^ 0x80808080, to[3] = (r.w[2 * m + 1] & 0xf0f0f0f0) ^ 0x80808080;
+            return;
+        }
+        a(p, r, m, to);
+        if (KIND == LAYOUT_I8)
+            for (u32 i = 0; i < 4; i++) to[i] ^= 0x80808080;
     }
     static DEVICE void multiply(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         if (KIND == LAYOUT_TABLE) mma_s8s8(c, a, b0, b1);

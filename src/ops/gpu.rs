@@ -243,6 +243,16 @@ impl Gpu<'_> {
         self.stream.processors()
     }
 
+    /// Whether the device takes kernels with products of groups of warps (compute capability 9.0).
+    pub fn has_groups(&self) -> bool {
+        self.stream.has_groups()
+    }
+
+    /// Bytes of shared memory that a block may have.
+    pub fn shared(&self) -> usize {
+        self.stream.shared()
+    }
+
     /// Queues a copy to the device.
     pub fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
         self.stream.write(to, bytes)

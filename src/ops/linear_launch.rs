@@ -80,6 +80,19 @@ struct TensorArgs {
 // SAFETY: the struct of kernels/formats/fragments.cuh.
 unsafe impl Args for TensorArgs {}
 
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct NarrowArgs {
+    product: TensorArgs,
+    all_pairs: u32,
+    pairs: u32,
+    ways: u32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/linear_narrow.cu.
+unsafe impl Args for NarrowArgs {}
+
 /// Queues the kernels.
 pub(super) fn launch(op: &Linear, gpu: &Gpu<'_>) -> Result<()> {
     let parts = gpu.parts(op.weight);
@@ -167,6 +180,14 @@ struct Format {
     integer: bool,
 }
 
+/// A kernel for many rows: `rows` of x by 128 weight rows in a block.
+struct Block {
+    kernel: Kernel,
+    rows: usize,
+    threads: usize,
+    shared: usize,
+}
+
 impl Format {
     fn of(part: &Part, rounds: bool) -> Format {
         let (order, limbs, integer) = match part.kind {
@@ -209,6 +230,13 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     };
     let (x, q, y, bias) = (gpu.view(op.x), gpu.view(op.q), gpu.view(op.y), gpu.vector(op.bias));
     let first = first as u32;
+    let mut part = [Part::NONE; TOGETHER];
+    part[..parts.len()].copy_from_slice(parts);
+    let (limbs, count) = (format.limbs as u32, parts.len() as u32);
+    let blocks = |panels: usize| -> usize { parts.iter().map(|p| (p.rows as usize).div_ceil(16 * panels)).sum() };
+    let args = TensorArgs { y, bias, words, factors, exponents, first, tiles: tiles as u32, limbs, parts: count, part };
+    let (narrow, wide) = tensor_kernels(&parts[0]);
+    let plan = (tiles <= NARROW / TILE).then(|| Plan::new(&parts[0], format, blocks(2), tiles, gpu));
     let prepare = PrepareArgs {
         x,
         q,
@@ -219,7 +247,7 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
         first,
         cols: cols as u32,
         tiles: tiles as u32,
-        limbs: format.limbs as u32,
+        limbs,
         order: format.order as u32,
         spare: 0,
     };
@@ -227,27 +255,113 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     if exponents != 0 {
         gpu.launch(named("prepare_exponents"), Grid::new([tiles * TILE, 1, 1], 256).early(), &prepare)?;
     }
-    let kernel = named(if format.integer { "prepare_codes" } else { "prepare_floats" });
-    gpu.launch(kernel, Grid::new([format.steps(cols).div_ceil(8), tiles, 1], 256).early(), &prepare)?;
-    let mut part = [Part::NONE; TOGETHER];
-    part[..parts.len()].copy_from_slice(parts);
-    let (limbs, count) = (format.limbs as u32, parts.len() as u32);
-    let blocks = |panels: usize| -> usize { parts.iter().map(|p| (p.rows as usize).div_ceil(16 * panels)).sum() };
-    let args = TensorArgs { y, bias, words, factors, exponents, first, tiles: tiles as u32, limbs, parts: count, part };
-    let (narrow, wide) = tensor_kernels(&parts[0]);
-    if tiles <= NARROW / TILE {
-        let steps = cols / if format.integer { 32 } else { 16 };
-        let warps = steps.clamp(1, 8);
-        let kernel = Kernel { file: "linear_narrow", name: narrow[tiles.ilog2() as usize] };
-        return gpu.launch(kernel, Grid::new([blocks(2), 1, 1], 32 * warps).shared(warps * tiles * 1024).early(), &args);
+    let grouped = if plan.is_some() { None } else { group_kernels(&parts[0], gpu) };
+    let (kernel, grid) = match (&grouped, format.integer) {
+        (Some(_), _) => ("prepare_group", [cols / 64, tiles / 4, 1]),
+        (None, true) => ("prepare_codes", [format.steps(cols).div_ceil(8), tiles, 1]),
+        (None, false) => ("prepare_floats", [format.steps(cols).div_ceil(8), tiles, 1]),
+    };
+    gpu.launch(named(kernel), Grid::new(grid, 256).early(), &prepare)?;
+    if let Some(plan) = plan {
+        return plan.launch(gpu, narrow[tiles.ilog2() as usize], args);
     }
+    let [small, large] = grouped.unwrap_or_else(|| wide_kernels(&parts[0], wide));
     // Large blocks where they fill the device.
-    let (most, stages) = if format.integer { (WIDE_TILES / 2, 4) } else { (WIDE_TILES, 3) };
-    let large = rows > 64 && rows.div_ceil(most * TILE) * blocks(8) * 10 >= gpu.processors() * 9;
-    let (name, block, stages) = if large { (wide[1], most, stages) } else { (wide[0], 8, 4) };
-    let bytes = stages * (8 * stage_bytes(&parts[0]) + block * (512 + if format.integer { 128 } else { 0 }));
-    let grid = Grid::new([rows.div_ceil(block * TILE), blocks(8), 1], 256).shared(bytes).early();
-    gpu.launch(Kernel { file: "linear_wide", name }, grid, &args)
+    let fills = rows > 64 && rows.div_ceil(large.rows) * blocks(8) * 10 >= gpu.processors() * 9;
+    let Block { kernel, rows: most, threads, shared } = if fills { large } else { small };
+    gpu.launch(kernel, Grid::new([rows.div_ceil(most), blocks(8), 1], threads).shared(shared).early(), &args)
+}
+
+/// By `mma.sync`: any device.
+fn wide_kernels(part: &Part, names: [&'static str; 2]) -> [Block; 2] {
+    let integer = part.kind >= LayoutKind::I8;
+    let block = |name, tiles: usize, stages: usize| Block {
+        kernel: Kernel { file: "linear_wide", name },
+        rows: tiles * TILE,
+        threads: 256,
+        shared: stages * (8 * stage_bytes(part) + tiles * (512 + if integer { 128 } else { 0 })),
+    };
+    [block(names[0], 8, 4), if integer { block(names[1], WIDE_TILES / 2, 4) } else { block(names[1], WIDE_TILES, 3) }]
+}
+
+/// By products of groups of warps, where the device and the shape take them.
+fn group_kernels(part: &Part, gpu: &Gpu<'_>) -> Option<[Block; 2]> {
+    let names = match part.kind {
+        LayoutKind::Bf16 => ["group_bf16_128", "group_bf16_256"],
+        LayoutKind::F16 => ["group_f16_128", "group_f16_256"],
+        _ => return None,
+    };
+    if !gpu.has_groups() || !part.cols.is_multiple_of(64) {
+        return None;
+    }
+    let block = |name, rows: usize, stages: usize| Block {
+        kernel: Kernel { file: "linear_group", name },
+        rows,
+        threads: 384,
+        shared: stages * rows * 128 + 2048,
+    };
+    Some([block(names[0], 128, 8), block(names[1], 256, 6)])
+}
+
+/// How the blocks of the kernel for up to [`NARROW`] rows share the work.
+struct Plan {
+    /// Pairs of panels, of all parts and of a block.
+    all_pairs: usize,
+    pairs: usize,
+    /// Warps of a pair.
+    ways: usize,
+    tiles: usize,
+    /// Bytes of activations that a block has in shared memory.
+    ring: usize,
+}
+
+/// Warps of a block, and chunks of its ring: as in kernels/linear_narrow.cu.
+const NARROW_WARPS: usize = 12;
+const RING: usize = 3;
+/// What it takes to begin a block, as bytes that a multiprocessor reads meanwhile.
+const BLOCK_COST: usize = 32 << 10;
+
+impl Plan {
+    /// The plan whose slowest multiprocessor reads least, when each of them has a block at a time.
+    fn new(part: &Part, format: &Format, all_pairs: usize, tiles: usize, gpu: &Gpu<'_>) -> Plan {
+        let (steps, ahead) = (part.cols as usize / if format.integer { 32 } else { 16 }, ahead(part, tiles));
+        // Bytes of a step: a pair's weights, and all activations.
+        let weights = stage_bytes(part);
+        let words = tiles * (256 * format.limbs + if format.integer { 64 } else { 0 });
+        let chunk = if ahead.is_multiple_of(2) { ahead / 2 } else { ahead } * words;
+        let plan = |pairs: usize| {
+            let most = (gpu.shared() / (RING * chunk)).min(steps.div_ceil(ahead)).min(NARROW_WARPS / pairs);
+            let ways = most.max(1);
+            Plan { all_pairs, pairs, ways, tiles, ring: RING * chunk * ways }
+        };
+        let cost = |plan: &Plan| {
+            // Few warps leave some of the bandwidth unused.
+            let warps = (plan.pairs * plan.ways).max(NARROW_WARPS / 2);
+            let read = steps * (plan.pairs * weights + words / 2) * NARROW_WARPS / warps;
+            all_pairs.div_ceil(plan.pairs).div_ceil(gpu.processors()) * (BLOCK_COST + read)
+        };
+        [1, 2, 3, 4, 6].map(plan).into_iter().min_by_key(cost).expect("there are some")
+    }
+
+    fn launch(&self, gpu: &Gpu<'_>, name: &'static str, product: TensorArgs) -> Result<()> {
+        let warps = self.pairs * self.ways;
+        let shared = self.ring.max(warps * self.tiles * 1152);
+        let grid = Grid::new([self.all_pairs.div_ceil(self.pairs), 1, 1], 32 * warps).shared(shared).early();
+        let (all_pairs, pairs, ways) = (self.all_pairs as u32, self.pairs as u32, self.ways as u32);
+        gpu.launch(Kernel { file: "linear_narrow", name }, grid, &NarrowArgs { product, all_pairs, pairs, ways, spare: 0 })
+    }
+}
+
+/// Steps of weights that a lane of the kernel for up to [`NARROW`] rows has on their way: as in kernels/linear_narrow.cu.
+fn ahead(part: &Part, tiles: usize) -> usize {
+    let by_tiles: [usize; 3] = match (part.kind, part.block) {
+        (LayoutKind::F32 | LayoutKind::Bf16, _) => [8, 8, 8],
+        (LayoutKind::F16, _) => [6, 6, 6],
+        (LayoutKind::I8, 32) => [6, 4, 3],
+        (_, 32) => [8, 6, 3],
+        _ => [4, 3, 3],
+    };
+    by_tiles[tiles.ilog2() as usize]
 }
 
 /// Bytes of a panel's two steps.

@@ -1,5 +1,5 @@
-//! What `attention` and `source_attention` launch on a GPU: rows of short segments one by one (kernels/attention.cu), those of long ones in
-//! tiles on tensor cores (kernels/attention_prompt.cu).
+//! What `attention` and `source_attention` launch on a GPU: rows of short segments one by one (kernels/attention_decode.cu, other widths
+//! kernels/attention.cu), those of long ones in tiles (kernels/attention_prompt.cu).
 #![allow(unsafe_code)] // argument structs
 
 use super::{Gpu, Kv, KvSpec, KvType, PAGE, StateId, Value, View, WeightId};
@@ -30,15 +30,20 @@ const HALF: [(usize, Kernel); 3] = [(1, kernel("attention_half_1")), (4, kernel(
 const FLOAT: [(usize, Kernel); 2] = [(1, kernel("attention_float_1")), (4, kernel("attention_float_4"))];
 const COMBINE: Kernel = kernel("attention_combine");
 
-/// As in kernels/attention.cu.
+/// As in kernels/common/attention.cuh and kernels/attention.cu.
 const TILE: usize = 64;
 const THREADS: usize = 128;
+/// Warps of a block of kernels/attention_decode.cu; of the kernel for many rows.
+const DECODE_WARPS: usize = 8;
+const MANY_WARPS: usize = 4;
 const MOST_CHUNKS: usize = 64;
 /// As in kernels/attention_prompt.cu.
 const PROMPT_WARPS: usize = 4;
 const PROMPT_QUERIES: usize = 64;
 /// Rows from which on a segment is taken in tiles.
 const PROMPT_ROWS: usize = 8;
+/// Elements of keys and of values in kernels/attention_group.cu.
+const GROUP_DIM: usize = 128;
 /// Elements of the widest keys and values that tiles are made for.
 const WIDEST: usize = 256;
 /// Bytes of shared memory that a block may have on every device.
@@ -84,6 +89,32 @@ fn most_chunks(rows: usize) -> usize {
 /// Chunks that `positions` are cut into; the first tile may begin before the first one that is seen.
 fn chunks(positions: usize, rows: usize) -> usize {
     (positions.div_ceil(TILE) + 1).min(most_chunks(rows))
+}
+
+/// The kernel of kernels/attention_decode.cu for keys and values of a width, and the query heads that share a block.
+fn decode_kernel(spec: &KvSpec, group: usize) -> Option<(Kernel, usize)> {
+    let named = |name| Kernel { file: "attention_decode", name };
+    if spec.dtype != KvType::F16 || spec.key_dim != spec.value_dim {
+        return None;
+    }
+    match (spec.key_dim, group) {
+        (64, ..5) => Some((named("attention_decode_64_4"), 4)),
+        (64, _) => Some((named("attention_decode_64_8"), 8)),
+        (128, ..5) => Some((named("attention_decode_128_4"), 4)),
+        (128, _) => Some((named("attention_decode_128_8"), 8)),
+        (256, _) => Some((named("attention_decode_256_4"), 4)),
+        _ => None,
+    }
+}
+
+/// Chunks that rows of `tiles` are cut into for `blocks` rows and heads: as many as fill the device, but none where a warp has few tiles anyway.
+fn decode_chunks(tiles: usize, blocks: usize, processors: usize) -> usize {
+    if tiles <= 2 * DECODE_WARPS {
+        return 1;
+    }
+    let fill = (2 * processors).div_ceil(blocks.max(1));
+    // Long rows among short ones end last: what they have is cut up even where all together fill the device.
+    fill.max(tiles / (8 * DECODE_WARPS)).min(tiles.div_ceil(DECODE_WARPS))
 }
 
 fn partial_bytes(rows: usize, heads: usize, spec: &KvSpec, chunks: usize) -> usize {
@@ -139,15 +170,28 @@ impl RowAttention {
             return self.short(gpu, u32::MAX);
         }
         let lengths = || gpu.batch.segments.iter().map(|s| s.rows.len());
-        let tiles: usize = lengths().filter(|n| *n >= PROMPT_ROWS).map(|n| n.div_ceil(PROMPT_QUERIES / group)).sum();
-        if tiles == 0 {
+        let tiles = |queries: usize| lengths().filter(|n| *n >= PROMPT_ROWS).map(|n| n.div_ceil(queries / group)).sum();
+        if tiles(PROMPT_QUERIES) == 0 {
             return self.short(gpu, u32::MAX);
         }
-        self.long(gpu, tiles)?;
+        if gpu.has_groups() && gpu.rounds() && spec.key_dim == GROUP_DIM && spec.value_dim == GROUP_DIM {
+            self.grouped(gpu, tiles(2 * PROMPT_QUERIES))?;
+        } else {
+            self.long(gpu, tiles(PROMPT_QUERIES))?;
+        }
         if lengths().all(|n| n >= PROMPT_ROWS) {
             return Ok(());
         }
         self.short(gpu, PROMPT_ROWS as u32)
+    }
+
+    /// Queues the kernel for segments of at least [`PROMPT_ROWS`] rows, which make `tiles`, by products of groups of warps.
+    fn grouped(&self, gpu: &Gpu<'_>, tiles: usize) -> Result<()> {
+        // Two tiles of 128 keys and values, queries, and what aligns them and counts.
+        let shared = 2 * 2 * 128 * GROUP_DIM * 2 + 2 * PROMPT_QUERIES * GROUP_DIM * 2 + 2048;
+        let grid = Grid::new([self.spec.heads, tiles, 1], 384).shared(shared).early();
+        let name = if self.softcap.is_some() { "attention_group_128_softcap" } else { "attention_group_128" };
+        gpu.launch(Kernel { file: "attention_group", name }, grid, &self.args(gpu, 1, PROMPT_ROWS as u32))
     }
 
     /// Queues the kernel for segments of at least [`PROMPT_ROWS`] rows, which make `tiles`.
@@ -173,6 +217,39 @@ impl RowAttention {
 
     /// Queues the kernels for rows of segments shorter than `most_rows`.
     fn short(&self, gpu: &Gpu<'_>, most_rows: u32) -> Result<()> {
+        match decode_kernel(&self.spec, self.heads / self.spec.heads) {
+            Some((kernel, together)) => self.decode(gpu, kernel, together, most_rows),
+            None => self.simple(gpu, most_rows),
+        }
+    }
+
+    /// As `short`, on tensor cores.
+    fn decode(&self, gpu: &Gpu<'_>, kernel: Kernel, together: usize, most_rows: u32) -> Result<()> {
+        let (rows, spec) = (gpu.rows(self.y), &self.spec);
+        let blocks = spec.heads * (self.heads / spec.heads).div_ceil(together);
+        // A tile more where the first one begins before what is seen.
+        let longest = self.longest(gpu);
+        let tiles = longest.div_ceil(TILE) + usize::from(self.window.is_some());
+        let mut most = chunks(longest, rows).min(decode_chunks(tiles, rows * blocks, gpu.processors()));
+        if rows > FEW_ROWS || partial_bytes(rows, self.heads, spec, most) > gpu.scratch().1 {
+            most = 1;
+        }
+        // Where there are more blocks than multiprocessors, two small ones share one.
+        let many = Kernel { file: "attention_decode", name: "attention_decode_128_4_many" };
+        let (kernel, warps) = if kernel.name == "attention_decode_128_4" && most * blocks * rows > gpu.processors() {
+            (many, MANY_WARPS)
+        } else {
+            (kernel, DECODE_WARPS)
+        };
+        let shared = together * (spec.key_dim * 4 + 4 + warps * (2 + spec.value_dim) * 4);
+        let grid = Grid::new([most, blocks, rows], warps * 32).shared(shared).early();
+        let args = AttentionArgs { most_chunks: most as u32, ..self.args(gpu, most, most_rows) };
+        gpu.launch(kernel, grid, &args)?;
+        self.combine(gpu, most, &args)
+    }
+
+    /// As `short`, for every width.
+    fn simple(&self, gpu: &Gpu<'_>, most_rows: u32) -> Result<()> {
         let (rows, spec) = (gpu.rows(self.y), &self.spec);
         let mut chunks = if rows <= FEW_ROWS { chunks(self.longest(gpu), rows) } else { 1 };
         if partial_bytes(rows, self.heads, spec, chunks) > gpu.scratch().1 {
@@ -190,10 +267,15 @@ impl RowAttention {
         let grid = Grid::new([chunks, spec.heads * group.div_ceil(together), rows], THREADS).shared(shared).early();
         let args = self.args(gpu, chunks, most_rows);
         gpu.launch(kernel, grid, &args)?;
+        self.combine(gpu, chunks, &args)
+    }
+
+    /// Queues what puts chunks together.
+    fn combine(&self, gpu: &Gpu<'_>, chunks: usize, args: &AttentionArgs) -> Result<()> {
         if chunks == 1 {
             return Ok(());
         }
-        let threads = spec.value_dim.next_multiple_of(32).clamp(MOST_CHUNKS, 256);
-        gpu.launch(COMBINE, Grid::new([self.heads, rows, 1], threads).early(), &args)
+        let threads = self.spec.value_dim.next_multiple_of(32).clamp(MOST_CHUNKS, 256);
+        gpu.launch(COMBINE, Grid::new([self.heads, gpu.rows(self.y), 1], threads).early(), args)
     }
 }

@@ -57,10 +57,12 @@ static void progress_and_cancel(void) {
     CHECK(watch.calls > 0 && !watch.odd);
     metrale_free(model);
 
-    /* Cancelled at every point: a status, never a half model. */
+    /* Cancelled at points all along, the last one, where all is done, among them: a status, never a half model. */
     int calls = watch.calls;
     int step = calls > 20 ? calls / 20 : 1;
-    for (int stop = 1; stop <= calls; stop += step) {
+    CHECK(watch.done == watch.total);
+    for (int at = 1; at < calls + step; at += step) {
+        int stop = at < calls ? at : calls;
         model = NULL;
         memset(&watch, 0, sizeof watch);
         watch.stop_at = stop;

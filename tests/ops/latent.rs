@@ -309,14 +309,14 @@ fn both_forms_of_latent_attention_agree() {
 
 #[test]
 fn attention_over_a_source() {
-    for dtype in [KvType::F32, KvType::F16] {
-        let spec = KvSpec { heads: 3, key_dim: 24, value_dim: 24, dtype };
+    for (dim, dtype) in [(24, KvType::F32), (24, KvType::F16), (64, KvType::F16)] {
+        let spec = KvSpec { heads: 3, key_dim: dim, value_dim: dim, dtype };
         let declare = move |d: &mut Declarations| {
             d.source_kv(spec);
             Vec::new()
         };
-        compare(&format!("source_attention {dtype:?}"), declare, Layout::F32, 1e-5, |b, _| {
-            let (q, k, v) = (b.given(72), b.given(72), b.given(72));
+        compare(&format!("source_attention {dim} {dtype:?}"), declare, Layout::F32, 1e-5, |b, _| {
+            let (q, k, v) = (b.given(3 * dim), b.given(3 * dim), b.given(3 * dim));
             b.t.record(CacheWrite { k, v, state: StateId(0), spec });
             b.t.op(SourceAttention { q, state: StateId(0), spec, scale: 1.5, y: Value::NONE })
         });

@@ -84,6 +84,12 @@ pub trait Launch {
     fn write(&self, to: u64, bytes: &[u8]) -> Result<()>;
     /// Multiprocessors of the device.
     fn processors(&self) -> usize;
+    /// Whether the device takes kernels with products of groups of warps (compute capability 9.0).
+    fn has_groups(&self) -> bool;
+    /// Bytes of shared memory that a block may have; every device has these.
+    fn shared(&self) -> usize {
+        99 << 10
+    }
 }
 
 /// The bytes of an argument struct.

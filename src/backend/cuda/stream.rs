@@ -183,6 +183,14 @@ impl Launch for Queue<'_> {
     fn processors(&self) -> usize {
         self.stream.device.info().processors
     }
+
+    fn has_groups(&self) -> bool {
+        self.stream.device.kernels.has_groups(&self.at)
+    }
+
+    fn shared(&self) -> usize {
+        self.stream.device.info().shared
+    }
 }
 
 /// A place in a stream, to wait for.

@@ -85,6 +85,13 @@ impl Constraint {
         self.taken.iter().map(|t| t.position)
     }
 
+    /// Rows and items that the parser has made since its start.
+    #[cfg(test)]
+    pub(super) fn work(&self) -> (usize, usize) {
+        let stats = self.parser.as_ref().map(|p| p.parser.parser_stats().clone()).unwrap_or_default();
+        (stats.rows, stats.all_items)
+    }
+
     /// Tokens taken so far.
     pub fn taken(&self) -> usize {
         self.taken.len()

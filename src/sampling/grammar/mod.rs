@@ -36,7 +36,7 @@ const MAX_DEPTH: usize = 128;
 const MAX_RULES: usize = 10_000;
 
 /// Limits on the work of the parser. They count operations, not time, so that the same input always ends the same way;
-/// the numbers keep a token's mask within some tens of milliseconds on an ordinary processor.
+/// the numbers keep a token's mask within 50 milliseconds on an ordinary processor (docs/latency.md).
 fn limits() -> ParserLimits {
     ParserLimits {
         max_items_in_row: 2_000,
@@ -47,6 +47,19 @@ fn limits() -> ParserLimits {
         max_grammar_size: 500_000,
         precompute_large_lexemes: false,
         verbose_errors: false,
+    }
+}
+
+/// Limits for rules of the author's own (GBNF, Lark), which may be as ambiguous as a grammar can be. What the parser counts are items;
+/// under such rules each item of a row is found again and again, so that a row takes the cube of its items, and a mask the items of
+/// all its rows times the square of a row's. Rules that are only wide have rows as long as they have alternatives, which count as they are.
+fn rule_limits(source: &str) -> ParserLimits {
+    let alternatives = source.bytes().filter(|b| b"|?*+{:".contains(b)).count();
+    let all = limits();
+    ParserLimits {
+        max_items_in_row: (300 + 2 * alternatives).min(all.max_items_in_row),
+        step_max_items: (15_000 + 4 * alternatives).min(all.step_max_items),
+        ..all
     }
 }
 
@@ -61,7 +74,7 @@ pub struct Grammar {
 impl Grammar {
     /// JSON values that a schema allows.
     pub fn json_schema(vocabulary: &Arc<Vocabulary>, schema: &str) -> Result<Grammar> {
-        Grammar::compile(vocabulary, "JSON schema", schema, || {
+        Grammar::compile(vocabulary, "JSON schema", schema, limits(), || {
             let schema = check::json(schema)?;
             Ok(GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema)))
         })
@@ -69,12 +82,12 @@ impl Grammar {
 
     /// A grammar in GBNF: rules `name ::= ...`, the start is `root`.
     pub fn gbnf(vocabulary: &Arc<Vocabulary>, source: &str) -> Result<Grammar> {
-        Grammar::compile(vocabulary, "GBNF grammar", source, || Ok(lark_init(gbnf::to_lark(source)?)))
+        Grammar::compile(vocabulary, "GBNF grammar", source, rule_limits(source), || Ok(lark_init(gbnf::to_lark(source)?)))
     }
 
     /// A grammar in Lark's notation: rules `name: ...`, the start is `start`.
     pub fn lark(vocabulary: &Arc<Vocabulary>, source: &str) -> Result<Grammar> {
-        Grammar::compile(vocabulary, "Lark grammar", source, || {
+        Grammar::compile(vocabulary, "Lark grammar", source, rule_limits(source), || {
             check::lark(source)?;
             Ok(lark_init(source.to_string()))
         })
@@ -82,7 +95,7 @@ impl Grammar {
 
     /// Texts that a regular expression matches from their first to their last byte.
     pub fn regex(vocabulary: &Arc<Vocabulary>, pattern: &str) -> Result<Grammar> {
-        Grammar::compile(vocabulary, "regular expression", pattern, || {
+        Grammar::compile(vocabulary, "regular expression", pattern, limits(), || {
             check::regex(pattern)?;
             Ok(GrammarInit::Serialized(TopLevelGrammar::from_regex(pattern)))
         })
@@ -102,6 +115,7 @@ impl Grammar {
         vocabulary: &Arc<Vocabulary>,
         what: &str,
         source: &str,
+        limits: ParserLimits,
         init: impl FnOnce() -> Result<GrammarInit> + Send,
     ) -> Result<Grammar> {
         if source.len() > MAX_SOURCE {
@@ -111,7 +125,7 @@ impl Grammar {
         ensure!(!source.trim().is_empty(), InvalidGrammar, "{what}: it is empty");
         let compiled = own_stack::run(COMPILE_STACK, what, || {
             let init = init()?;
-            let mut parser = vocabulary.parser(init).map_err(|text| check::refused(&text, source))?;
+            let mut parser = vocabulary.parser(init, limits).map_err(|text| check::refused(&text, source))?;
             parser.start_without_prompt();
             Ok(parser)
         });

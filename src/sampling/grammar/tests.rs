@@ -393,3 +393,68 @@ fn huge_counts_are_neither_expanded_nor_waited_for() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     });
 }
+
+/// Every word of one to three letters from `a` to `p`, so that a mask goes many ways.
+fn many_words() -> Arc<Vocabulary> {
+    let letters: Vec<char> = ('a'..='p').collect();
+    let words = all_texts(&letters, 3);
+    vocabulary(&words.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[test]
+fn ambiguous_rules_make_no_more_work_for_a_token_than_the_limit() {
+    let rules: [(&str, String); 6] = [
+        ("concatenation", "root ::= root root | [a-h] | [i-p]".into()),
+        ("by two and three", "root ::= s\ns ::= s s | s s s | [a-h] | [i-p]".into()),
+        ("with nothing", "root ::= root root | [a-h]? [i-p]?".into()),
+        ("expressions", "root ::= root [a-d] root | root [c-f] root | [a-p]".into()),
+        ("splits", "root ::= l l l l l l\nl ::= [a-p] l | l [a-p] |".into()),
+        (
+            "left recursion over 40 rules",
+            (0..40)
+                .fold("root ::= r0\n".to_string(), |s, i| format!("{s}r{i} ::= r{} | r{i} [a-p] | r{} r{i}\n", (i + 1) % 40, (i + 7) % 40))
+                .replace("r39 ::=", "r39 ::= [a-p] |"),
+        ),
+    ];
+    for (name, source) in rules {
+        for vocabulary in [many_words(), ascii().1] {
+            let limits = rule_limits(&source);
+            let grammar = Arc::new(Grammar::gbnf(&vocabulary, &source).unwrap());
+            let mut constraint = Constraint::new(grammar);
+            let logits = vec![1.0; vocabulary.rows()];
+            let (mut before, mut state, mut ended) = (constraint.work(), 7, false);
+            for position in 0..1000 {
+                let row = match constraint.mask(&logits) {
+                    Ok(row) => row,
+                    Err(e) => {
+                        assert_eq!(e.kind(), Kind::LimitExceeded, "{name}, token {position}: {e}");
+                        ended = true;
+                        break;
+                    }
+                };
+                let may: Vec<usize> = (0..row.len() - 1).filter(|&id| row[id] == 1.0).collect();
+                let token = may[pseudo_random(&mut state) as usize % may.len()];
+                let after = constraint.work();
+                // What is taken was made before, when the mask was looked for; the row that goes beyond the limit is its last.
+                let most = 2 * (limits.step_max_items + limits.max_items_in_row);
+                let items = after.1 - before.1;
+                assert!(items <= most, "{name}, token {position}: {items} items in {} rows, at most {most}", after.0 - before.0);
+                before = after;
+                constraint.take(token as i32, position).unwrap();
+            }
+            assert!(ended, "{name}: no limit was met");
+        }
+    }
+}
+
+#[test]
+fn wide_rules_are_followed() {
+    let vocabulary = many_words();
+    let words: Vec<String> = all_texts(&('a'..='p').collect::<Vec<_>>(), 2).into_iter().filter(|w| w.len() == 2).collect();
+    let choice: Vec<String> = words.iter().map(|w| format!("\"{w}\"")).collect();
+    let source = format!("root ::= word{{40}}\nword ::= {}", choice.join(" | "));
+    let grammar = Arc::new(Grammar::gbnf(&vocabulary, &source).unwrap());
+    let all: Vec<String> = all_texts(&('a'..='p').collect::<Vec<_>>(), 3);
+    let text = random_text(&grammar, &all, 5, 200).unwrap();
+    assert_eq!(text.len(), 80);
+}

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use llguidance::api::GrammarInit;
+use llguidance::api::{GrammarInit, ParserLimits};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{ParserFactory, TokenParser};
+use llguidance::{Logger, ParserFactory, TokenParser};
 
-use super::limits;
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
 use crate::text::{Tokenizer, own_stack};
@@ -59,11 +58,8 @@ impl Vocabulary {
             // Not canonical: any spelling of the right bytes is allowed, not only the tokenizer's own.
             let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
             let slices = llguidance::earley::SlicedBiasComputer::general_slices();
-            let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
-                .map_err(|e| Error::new(Kind::Internal, format!("grammar vocabulary: {e}")))?;
-            factory.quiet();
-            *factory.limits_mut() = limits();
-            Ok(factory)
+            ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
+                .map_err(|e| Error::new(Kind::Internal, format!("grammar vocabulary: {e}")))
         })?;
         Ok(Arc::new(Vocabulary { factory, rows, ends }))
     }
@@ -83,8 +79,9 @@ impl Vocabulary {
         self.ends.binary_search(&token).is_ok()
     }
 
-    pub(super) fn parser(&self, init: GrammarInit) -> Result<TokenParser, String> {
-        self.factory.create_parser_from_init_default(init).map_err(|e| e.to_string())
+    pub(super) fn parser(&self, init: GrammarInit, limits: ParserLimits) -> Result<TokenParser, String> {
+        let silent = Logger::new(0, 0);
+        self.factory.create_parser_from_init_ext(init, silent, InferenceCapabilities::default(), limits).map_err(|e| e.to_string())
     }
 }
 

@@ -87,10 +87,12 @@ final class Stepper: @unchecked Sendable { // its variables belong to its queue
             fail(error)
             return
         }
-        for (request, result) in zip(requests, results) {
-            take(result, for: request)
-        }
+        // Before anybody is told: a task that is told may give its sequence another hook at once.
+        let thrown = requests.map { $0.sequence.hook?.thrown }
         for request in requests { request.sequence.hook?.thrown = nil }
+        for (index, request) in requests.enumerated() {
+            take(results[index], thrown: thrown[index], for: request)
+        }
         requests.removeAll { $0.continuation == nil }
     }
 
@@ -105,7 +107,7 @@ final class Stepper: @unchecked Sendable { // its variables belong to its queue
         }
     }
 
-    private func take(_ result: metrale_step_result, for request: Request) {
+    private func take(_ result: metrale_step_result, thrown: (any Error)?, for request: Request) {
         if result.status == METRALE_AGAIN { return }
         if result.status >= 0 {
             request.finish(.success(Stepped(token: result.token, isEnd: result.status == METRALE_DONE)))
@@ -115,7 +117,7 @@ final class Stepper: @unchecked Sendable { // its variables belong to its queue
             request.finish(.failure(error))
         } else if request.isCancelled {
             request.finish(.failure(CancellationError()))
-        } else if let thrown = request.sequence.hook?.thrown {
+        } else if let thrown {
             request.finish(.failure(thrown))
         } else {
             request.finish(.failure(MetraleError(.cancelled, "the sequence was cancelled")))
