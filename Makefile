@@ -20,7 +20,7 @@ WARNINGS := -std=c11 -O2 -Wall -Wextra -Wpedantic
 # The program that writes the header: on the path, or where .ci/run puts it.
 CBINDGEN ?= $(or $(shell command -v cbindgen),$(wildcard build/own-tools/bin/cbindgen))
 
-.PHONY: demo chat library kernels gpu-bench archive install uninstall dist manual test format lint header header-check abi fuzz sanitize soak models peer peer-avx2 variants bench latency frames clean help
+.PHONY: demo chat library nvrtc kernels gpu-bench archive install uninstall dist manual test format lint header header-check abi fuzz sanitize soak models peer peer-avx2 variants bench latency frames clean help
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile
@@ -41,10 +41,12 @@ library: ## the release libmetrale.so
 	$(CARGO) rustc --locked --release --lib --crate-type cdylib
 	ln -sf libmetrale.so $(RELEASE)/$(SONAME)
 
-# A library that is built afterwards carries the code; without it kernels are compiled when they are needed, where NVRTC is installed.
-kernels: ## compile the GPU kernels for all architectures into build/kernels.pack, and kernels/resources.txt (fetches NVRTC once, 90 MB)
+nvrtc: ## NVIDIA's compiler for kernels, in build/nvrtc (fetched once, 90 MB): with it `make test` also sees what kernels take of a processor
 	@test -d build/nvrtc || { $(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --dest build/nvrtc-wheel nvidia-cuda-nvrtc-cu12==12.9.86 && \
-		$(PYTHON) -m zipfile -e build/nvrtc-wheel/*.whl build/nvrtc; }
+		$(PYTHON) -m zipfile -e build/nvrtc-wheel/*.whl build/nvrtc && rm -r build/nvrtc-wheel; }
+
+# A library that is built afterwards carries the code; without it kernels are compiled when they are needed, where NVRTC is installed.
+kernels: nvrtc ## compile the GPU kernels for all architectures into build/kernels.pack, and kernels/resources.txt
 	$(PYTHON) kernels/build.py
 
 gpu-bench: ## speed on an NVIDIA device, as shares of its memory's

@@ -102,7 +102,7 @@ def main():
     given = arguments.parse_args()
     lib = nvrtc(given.library)
     if lib is None:
-        print('SKIPPED: there is no NVRTC; pip download nvidia-cuda-nvrtc-cu12==12.9.86 and unpack it under build/nvrtc')
+        print('SKIPPED: there is no NVRTC; `make nvrtc` fetches it')
         return 77
     lib.nvrtcCompileProgram.argtypes = [C.c_void_p, C.c_int, C.POINTER(C.c_char_p)]
     names = sorted(os.path.splitext(f)[0] for f in os.listdir(ROOT) if f.endswith('.cu'))

@@ -101,3 +101,29 @@ KERNEL_OF(256, prepare_codes, PrepareArgs) {
     to[0] = b0, to[1] = b1;
     if (t == 0) a.factors[(u64)step * 8 * a.tiles + at] = factor;
 }
+
+// Grid: (steps of 64 k's, rows / 32): floats for linear_group.cu, [limb][step][row / 8][1,024 bytes]: eight rows of 64 elements, whose chunks of
+// sixteen bytes are swapped by the row's number modulo eight.
+KERNEL_OF(256, prepare_group, PrepareArgs) {
+    u32 rows = *a.rows, at = blockIdx.y * 32 + threadIdx.x / 8, chunk = threadIdx.x % 8, row = a.first + at;
+    begin();
+    float v[8] = {};
+    if (row < rows) {
+        const float* x = row_at(a.x, row) + blockIdx.x * 64 + chunk * 8;
+        Words4 low = load16(x), high = load16(x + 4);
+        const u32 words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) v[i] = a.order == ORDER_F16 ? float_of(words[i]) / a.exponents[at] : float_of(words[i]);
+    }
+    u8* to = (u8*)a.words + ((u64)blockIdx.x * a.tiles + at / 8) * 1024 + at % 8 * 128 + (chunk ^ at % 8) * 16;
+    for (u32 limb = 0; limb < a.limbs; limb++) {
+        u32 pair[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            pair[i] = a.order == ORDER_F16 ? pair_f16(v[2 * i], v[2 * i + 1]) : pair_bf16(v[2 * i], v[2 * i + 1]);
+            v[2 * i] -= a.order == ORDER_F16 ? low_f16(pair[i]) : low_bf16(pair[i]);
+            v[2 * i + 1] -= a.order == ORDER_F16 ? high_f16(pair[i]) : high_bf16(pair[i]);
+        }
+        *(Words4*)(to + (u64)limb * (a.cols / 64) * a.tiles * 1024) = {pair[0], pair[1], pair[2], pair[3]};
+    }
+}

@@ -7,13 +7,16 @@ use cuda::Mode;
 use std::process::Command;
 
 /// Mistakes that are planted, with the mode and seeds in which one of them must show; status 0 is an escape.
-const PLANTED: [(&str, Mode, &[&str]); 8] = [
+const PLANTED: [(&str, Mode, &[&str]); 11] = [
     ("race", Mode::Plain, &["0"]),
     ("overwritten", Mode::Plain, &["1", "2", "3", "4", "5", "6", "7", "8"]),
     ("divergent", Mode::Plain, &["0"]),
     ("mixed", Mode::Plain, &["0"]),
     ("unawaited", Mode::Plain, &["0"]),
     ("unwritten", Mode::Plain, &["0"]),
+    ("uncounted", Mode::Plain, &["0"]),
+    ("short_bulk", Mode::Plain, &["0"]),
+    ("hasty", Mode::Plain, &["0"]),
     ("outside", Mode::Address, &["0"]),
     ("outside_shared", Mode::Address, &["0"]),
 ];
@@ -27,7 +30,9 @@ fn planted_mistakes_are_found_and_sound_kernels_pass() {
             (done.status.code(), String::from_utf8_lossy(&done.stderr).into_owned())
         };
         for seed in ["0", "1", "2", "3"] {
-            assert_eq!(status("sound", seed).0, Some(0), "{mode:?}, seed {seed}");
+            for name in ["sound", "sound_bulk", "sound_products"] {
+                assert_eq!(status(name, seed).0, Some(0), "{name}, {mode:?}, seed {seed}");
+            }
         }
         for (name, _, seeds) in PLANTED.iter().filter(|planted| planted.1 == mode) {
             let found = seeds.iter().map(|seed| status(name, seed)).find(|(code, _)| *code != Some(0));

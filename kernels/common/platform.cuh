@@ -50,6 +50,8 @@ DEVICE float plus(float a, float b) { return __fadd_rn(a, b); }
 DEVICE float over(float a, float b) { return __fdiv_rn(a, b); }
 DEVICE float root(float x) { return __fsqrt_rn(x); }
 DEVICE float exponential(float x) { return expf(x); }
+// 2^x to about two units in the last place; results below 2^-126 are 0.
+DEVICE float power_of_two(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 DEVICE float round_even(float x) { return rintf(x); }
 DEVICE float largest(float a, float b) { return fmaxf(a, b); }
 DEVICE float smallest(float a, float b) { return fminf(a, b); }
@@ -61,10 +63,20 @@ DEVICE i32 dot4_ss(u32 a, u32 b, i32 c) { i32 r; asm("dp4a.s32.s32 %0, %1, %2, %
 // Bytes of {a, b} by the selector's nibbles.
 DEVICE u32 permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 
-// 16 bytes that are read once: not kept in the first cache.
+// 16, 8 or 4 bytes that are read once: not kept in the first cache.
 DEVICE Words4 load_once(const void* p) {
     Words4 r;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p));
+    return r;
+}
+DEVICE Words2 load8_once(const void* p) {
+    Words2 r;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "l"(p));
+    return r;
+}
+DEVICE u32 load4_once(const void* p) {
+    u32 r;
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(r) : "l"(p));
     return r;
 }
 DEVICE Words4 load16(const void* p) { return *(const Words4*)p; }

@@ -369,6 +369,9 @@ pub fn rehearse(program: &Program, weights: &[GpuWeight], kv_states: usize, slot
         fn processors(&self) -> usize {
             self.0
         }
+        fn has_groups(&self) -> bool {
+            true
+        }
     }
     let layout = program.layout();
     let (rows, sequences) = (layout.max_rows, layout.max_sequences.min(layout.max_rows));

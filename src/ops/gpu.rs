@@ -243,6 +243,11 @@ impl Gpu<'_> {
         self.stream.processors()
     }
 
+    /// Whether the device takes kernels with products of groups of warps (compute capability 9.0).
+    pub fn has_groups(&self) -> bool {
+        self.stream.has_groups()
+    }
+
     /// Queues a copy to the device.
     pub fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
         self.stream.write(to, bytes)

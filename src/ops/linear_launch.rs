@@ -167,6 +167,14 @@ struct Format {
     integer: bool,
 }
 
+/// A kernel for many rows: `rows` of x by 128 weight rows in a block.
+struct Block {
+    kernel: Kernel,
+    rows: usize,
+    threads: usize,
+    shared: usize,
+}
+
 impl Format {
     fn of(part: &Part, rounds: bool) -> Format {
         let (order, limbs, integer) = match part.kind {
@@ -227,27 +235,62 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     if exponents != 0 {
         gpu.launch(named("prepare_exponents"), Grid::new([tiles * TILE, 1, 1], 256).early(), &prepare)?;
     }
-    let kernel = named(if format.integer { "prepare_codes" } else { "prepare_floats" });
-    gpu.launch(kernel, Grid::new([format.steps(cols).div_ceil(8), tiles, 1], 256).early(), &prepare)?;
+    let (narrow, wide) = tensor_kernels(&parts[0]);
+    let is_narrow = tiles <= NARROW / TILE;
+    let blocks = |panels: usize| -> usize { parts.iter().map(|p| (p.rows as usize).div_ceil(16 * panels)).sum() };
+    let grouped = if is_narrow { None } else { group_kernels(&parts[0], gpu) };
+    let (kernel, grid) = match (&grouped, format.integer) {
+        (Some(_), _) => ("prepare_group", [cols / 64, tiles / 4, 1]),
+        (None, true) => ("prepare_codes", [format.steps(cols).div_ceil(8), tiles, 1]),
+        (None, false) => ("prepare_floats", [format.steps(cols).div_ceil(8), tiles, 1]),
+    };
+    gpu.launch(named(kernel), Grid::new(grid, 256).early(), &prepare)?;
     let mut part = [Part::NONE; TOGETHER];
     part[..parts.len()].copy_from_slice(parts);
     let (limbs, count) = (format.limbs as u32, parts.len() as u32);
-    let blocks = |panels: usize| -> usize { parts.iter().map(|p| (p.rows as usize).div_ceil(16 * panels)).sum() };
     let args = TensorArgs { y, bias, words, factors, exponents, first, tiles: tiles as u32, limbs, parts: count, part };
-    let (narrow, wide) = tensor_kernels(&parts[0]);
-    if tiles <= NARROW / TILE {
+    if is_narrow {
         let steps = cols / if format.integer { 32 } else { 16 };
         let warps = steps.clamp(1, 8);
         let kernel = Kernel { file: "linear_narrow", name: narrow[tiles.ilog2() as usize] };
         return gpu.launch(kernel, Grid::new([blocks(2), 1, 1], 32 * warps).shared(warps * tiles * 1024).early(), &args);
     }
+    let [small, large] = grouped.unwrap_or_else(|| wide_kernels(&parts[0], wide));
     // Large blocks where they fill the device.
-    let (most, stages) = if format.integer { (WIDE_TILES / 2, 4) } else { (WIDE_TILES, 3) };
-    let large = rows > 64 && rows.div_ceil(most * TILE) * blocks(8) * 10 >= gpu.processors() * 9;
-    let (name, block, stages) = if large { (wide[1], most, stages) } else { (wide[0], 8, 4) };
-    let bytes = stages * (8 * stage_bytes(&parts[0]) + block * (512 + if format.integer { 128 } else { 0 }));
-    let grid = Grid::new([rows.div_ceil(block * TILE), blocks(8), 1], 256).shared(bytes).early();
-    gpu.launch(Kernel { file: "linear_wide", name }, grid, &args)
+    let fills = rows > 64 && rows.div_ceil(large.rows) * blocks(8) * 10 >= gpu.processors() * 9;
+    let Block { kernel, rows: most, threads, shared } = if fills { large } else { small };
+    gpu.launch(kernel, Grid::new([rows.div_ceil(most), blocks(8), 1], threads).shared(shared).early(), &args)
+}
+
+/// By `mma.sync`: any device.
+fn wide_kernels(part: &Part, names: [&'static str; 2]) -> [Block; 2] {
+    let integer = part.kind >= LayoutKind::I8;
+    let block = |name, tiles: usize, stages: usize| Block {
+        kernel: Kernel { file: "linear_wide", name },
+        rows: tiles * TILE,
+        threads: 256,
+        shared: stages * (8 * stage_bytes(part) + tiles * (512 + if integer { 128 } else { 0 })),
+    };
+    [block(names[0], 8, 4), if integer { block(names[1], WIDE_TILES / 2, 4) } else { block(names[1], WIDE_TILES, 3) }]
+}
+
+/// By products of groups of warps, where the device and the shape take them.
+fn group_kernels(part: &Part, gpu: &Gpu<'_>) -> Option<[Block; 2]> {
+    let names = match part.kind {
+        LayoutKind::Bf16 => ["group_bf16_128", "group_bf16_256"],
+        LayoutKind::F16 => ["group_f16_128", "group_f16_256"],
+        _ => return None,
+    };
+    if !gpu.has_groups() || !part.cols.is_multiple_of(64) {
+        return None;
+    }
+    let block = |name, rows: usize, stages: usize| Block {
+        kernel: Kernel { file: "linear_group", name },
+        rows,
+        threads: 384,
+        shared: stages * rows * 128 + 2048,
+    };
+    Some([block(names[0], 128, 8), block(names[1], 256, 6)])
 }
 
 /// Bytes of a panel's two steps.

@@ -39,6 +39,8 @@ const PROMPT_WARPS: usize = 4;
 const PROMPT_QUERIES: usize = 64;
 /// Rows from which on a segment is taken in tiles.
 const PROMPT_ROWS: usize = 8;
+/// Elements of keys and of values in kernels/attention_group.cu.
+const GROUP_DIM: usize = 128;
 /// Elements of the widest keys and values that tiles are made for.
 const WIDEST: usize = 256;
 /// Bytes of shared memory that a block may have on every device.
@@ -139,15 +141,28 @@ impl RowAttention {
             return self.short(gpu, u32::MAX);
         }
         let lengths = || gpu.batch.segments.iter().map(|s| s.rows.len());
-        let tiles: usize = lengths().filter(|n| *n >= PROMPT_ROWS).map(|n| n.div_ceil(PROMPT_QUERIES / group)).sum();
-        if tiles == 0 {
+        let tiles = |queries: usize| lengths().filter(|n| *n >= PROMPT_ROWS).map(|n| n.div_ceil(queries / group)).sum();
+        if tiles(PROMPT_QUERIES) == 0 {
             return self.short(gpu, u32::MAX);
         }
-        self.long(gpu, tiles)?;
+        if gpu.has_groups() && gpu.rounds() && spec.key_dim == GROUP_DIM && spec.value_dim == GROUP_DIM {
+            self.grouped(gpu, tiles(2 * PROMPT_QUERIES))?;
+        } else {
+            self.long(gpu, tiles(PROMPT_QUERIES))?;
+        }
         if lengths().all(|n| n >= PROMPT_ROWS) {
             return Ok(());
         }
         self.short(gpu, PROMPT_ROWS as u32)
+    }
+
+    /// Queues the kernel for segments of at least [`PROMPT_ROWS`] rows, which make `tiles`, by products of groups of warps.
+    fn grouped(&self, gpu: &Gpu<'_>, tiles: usize) -> Result<()> {
+        // Two tiles of 128 keys and values, queries, and what aligns them and counts.
+        let shared = 2 * 2 * 128 * GROUP_DIM * 2 + 2 * PROMPT_QUERIES * GROUP_DIM * 2 + 2048;
+        let grid = Grid::new([self.spec.heads, tiles, 1], 384).shared(shared).early();
+        let name = if self.softcap.is_some() { "attention_group_128_softcap" } else { "attention_group_128" };
+        gpu.launch(Kernel { file: "attention_group", name }, grid, &self.args(gpu, 1, PROMPT_ROWS as u32))
     }
 
     /// Queues the kernel for segments of at least [`PROMPT_ROWS`] rows, which make `tiles`.

@@ -30,6 +30,12 @@ struct Copy {
     u32 bytes, group;
 };
 
+struct Pending {
+    float* at;
+    float values[64];
+    u32 group;
+};
+
 struct Fibre {
     void* stack_pointer;
     Dim thread;
@@ -38,7 +44,36 @@ struct Fibre {
     // Copies that nobody has waited for, and the number of groups closed.
     std::vector<Copy> copies;
     u32 groups;
+    // PHASE: what it waits for.
+    Barrier* barrier;
+    u32 phase;
+    // Results of products that nobody has waited for, and the number of groups of them closed.
+    std::vector<Pending> products;
+    u32 product_groups;
 };
+
+struct Bulk {
+    void* to;
+    const void* from;
+    u32 bytes;
+    Barrier* barrier;
+};
+// Of the block, not done yet.
+std::vector<Bulk> bulks;
+
+bool is_over(Barrier* barrier, u32 phase) {
+    size_t kept = 0;
+    for (const Bulk& bulk : bulks) {
+        if (bulk.barrier == barrier) {
+            memcpy(bulk.to, bulk.from, bulk.bytes);
+            barrier->count(0, 0u - bulk.bytes);
+        } else {
+            bulks[kept++] = bulk;
+        }
+    }
+    bulks.resize(kept);
+    return (barrier->phase & 1) != phase;
+}
 
 const size_t STACK = 64 << 10;
 const u32 WARP_SIZE = 32, MOST = 1024;
@@ -94,9 +129,10 @@ int release(u32 first, u32 end) {
     for (u32 i = first; i < end; i++) {
         Fibre& fibre = fibres[i];
         if (fibre.done) continue;
+        if (fibre.waits == PHASE && is_over(fibre.barrier, fibre.phase)) fibre.waits = NONE;
         if (fibre.waits == NONE) {
             runs = true;
-        } else if (fibre.waits == BLOCK) {
+        } else if (fibre.waits == BLOCK || fibre.waits == PHASE) {
             waits = true;
         } else {
             if (what != NONE && what != fibre.waits) return -1;
@@ -158,6 +194,36 @@ void meet(Meeting what) {
     leave();
 }
 
+void wait_phase(Barrier* barrier, u32 phase) {
+    current->barrier = barrier, current->phase = phase;
+    meet(PHASE);
+}
+void bulk_later(void* to, const void* from, u32 bytes, Barrier* barrier) { bulks.push_back({to, from, bytes, barrier}); }
+
+float* pending_results(float (&d)[64]) {
+    std::vector<Pending>& products = current->products;
+    Pending* found = nullptr;
+    for (Pending& pending : products)
+        if (pending.at == d) found = &pending;
+    if (!found) {
+        products.push_back({d, {}, 0});
+        found = &products.back();
+        memcpy(found->values, d, sizeof d);
+        memset(d, 0xff, sizeof d);
+    }
+    found->group = current->product_groups;
+    return found->values;
+}
+void commit_products() { current->product_groups++; }
+void wait_products(u32 left) {
+    size_t kept = 0;
+    for (const Pending& pending : current->products) {
+        if (pending.group + left < current->product_groups) memcpy(pending.at, pending.values, sizeof pending.values);
+        else current->products[kept++] = pending;
+    }
+    current->products.resize(kept);
+}
+
 void copy_later(void* to, const void* from, u32 bytes) { current->copies.push_back({to, from, bytes, current->groups}); }
 void commit_copies() { current->groups++; }
 void wait_copies(u32 left) {
@@ -197,6 +263,7 @@ bool launch(const Kernel& kernel, Dim blocks, Dim threads, u32 dynamic, const vo
                 here.block = {x, y, z};
                 poison(kernel.shared, kernel.shared_end);
                 if (dynamic) memset(here.dynamic, 0xff, dynamic);
+                bulks.clear();
                 memset(exchange, 0xff, (count + WARP_SIZE - 1) / WARP_SIZE * WARP_SIZE * 64);
                 for (u32 i = 0; i < count; i++) {
                     Fibre& fibre = fibres[i];
@@ -205,6 +272,8 @@ bool launch(const Kernel& kernel, Dim blocks, Dim threads, u32 dynamic, const vo
                     fibre.waits = NONE;
                     fibre.copies.clear();
                     fibre.groups = 0;
+                    fibre.products.clear();
+                    fibre.product_groups = 0;
                     u64* top = (u64*)(stacks + (i + 1) * STACK);
                     *--top = 0;
                     *--top = (u64)entry;

@@ -26,7 +26,7 @@ struct Dim {
 };
 
 // What a warp's lanes meet in.
-enum Meeting : u32 { NONE, BLOCK, WARP, SHUFFLE, SHUFFLE_XOR, MATRICES, MMA };
+enum Meeting : u32 { NONE, BLOCK, WARP, SHUFFLE, SHUFFLE_XOR, MATRICES, MMA, PHASE };
 
 // The fibre that runs, as kernels see it.
 struct Here {
@@ -43,6 +43,22 @@ void meet(Meeting what);
 void copy_later(void* to, const void* from, u32 bytes);
 void commit_copies();
 void wait_copies(u32 left);
+
+// A barrier that counts arrivals and bytes: its bulk copies happen when somebody waits for it, no sooner.
+struct Barrier {
+    u32 arrivals, left, bytes, phase;
+    void count(u32 arrived, u32 more) {
+        left -= arrived, bytes += more;
+        if (left == 0 && bytes == 0) left = arrivals, phase ^= 1;
+    }
+};
+void bulk_later(void* to, const void* from, u32 bytes, Barrier* barrier);
+// Until the barrier's phase is over.
+void wait_phase(Barrier* barrier, u32 phase);
+// Results of products on their way to `d`, where there is nothing before they are waited for.
+float* pending_results(float (&d)[64]);
+void commit_products();
+void wait_products(u32 left);
 
 struct Kernel {
     const char* file;
@@ -108,6 +124,46 @@ template <class C, class Element> void product(C (&c)[4], const u32 (&a)[4], u32
             sum += element(aw, at % per_word, true) * element(bw, at % per_word, false);
         }
         c[i] = sum;
+    }
+    meet(MMA);
+}
+
+// Operand B of a group's product, [128 x 16]: element (n, k) lies at `tile` + place(n, k).
+struct Operand {
+    const u8* tile;
+    u32 step, depth, columns;
+    u32 place(u32 n, u32 k) const {
+        u32 at = step * 16 + k;
+        // Rows of 64 elements.
+        if (columns == 0) return n / 8 * 1024 + n % 8 * 128 + ((at / 8) ^ (n % 8)) * 16 + at % 8 * 2;
+        u32 chunk = n % columns / 8;
+        return n / columns * depth * columns * 2 + at * columns * 2 + (chunk ^ (columns == 16 ? at / 4 % 2 : at % 8)) * 16 + n % 8 * 2;
+    }
+};
+
+// A group's product of 64 x 16 by 16 x 128: warps by themselves, since each has its own rows.
+template <class Element> void group_product(float (&d)[64], const u32 (&a)[4], const Operand& b, bool more, Element element) {
+    u8* exchange = here.exchange;
+    memcpy(exchange + here.lane * 64, a, sizeof a);
+    meet(MMA);
+    float* sums = pending_results(d);
+    for (u32 half = 0; half < 2; half++) {
+        float mine[16];
+        for (u32 k = 0; k < 16; k++) {
+            u16 pair[2];
+            memcpy(pair, exchange + (here.lane / 4 * 4 + k % 8 / 2) * 64 + (half + k / 8 * 2) * 4, sizeof pair);
+            mine[k] = element(pair[k % 2]);
+        }
+        for (u32 j = 0; j < 32; j++) {
+            u32 column = j / 2 * 8 + here.lane % 4 * 2 + j % 2;
+            float& sum = sums[j / 2 * 4 + half * 2 + j % 2];
+            if (!more) sum = 0.0f;
+            for (u32 k = 0; k < 16; k++) {
+                u16 x;
+                memcpy(&x, b.tile + b.place(column, k), sizeof x);
+                sum += mine[k] * element(x);
+            }
+        }
     }
     meet(MMA);
 }
@@ -180,6 +236,7 @@ DEVICE float plus(float a, float b) { return a + b; }
 DEVICE float over(float a, float b) { return a / b; }
 DEVICE float root(float x) { return sqrtf(x); }
 DEVICE float exponential(float x) { return expf(x); }
+DEVICE float power_of_two(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
 DEVICE float round_even(float x) { return nearbyintf(x); }
 DEVICE float largest(float a, float b) { return fmaxf(a, b); }
 DEVICE float smallest(float a, float b) { return fminf(a, b); }
@@ -208,6 +265,8 @@ DEVICE u32 permute(u32 a, u32 b, u32 selector) {
 DEVICE Words4 load16(const void* p) { return *(const Words4*)__builtin_assume_aligned(p, 16); }
 DEVICE Words2 load8(const void* p) { return *(const Words2*)__builtin_assume_aligned(p, 8); }
 DEVICE Words4 load_once(const void* p) { return load16(p); }
+DEVICE Words2 load8_once(const void* p) { return load8(p); }
+DEVICE u32 load4_once(const void* p) { return *(const u32*)__builtin_assume_aligned(p, 4); }
 
 DEVICE u32 shared_address(const void* p) { return (u32)(uintptr_t)p; }
 DEVICE void copy16(void* shared, const void* global) { shim::copy_later(shared, global, 16); }
@@ -246,6 +305,30 @@ DEVICE void mma_u8s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 DEVICE void mma_s8s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     shim::product(c, a, b0, b1, 4, [](u32 word, u32 i, bool) { return (i32)(i8)(word >> 8 * i); });
 }
+
+// kernels/common/sm90.cuh
+#define SM90 1
+typedef shim::Barrier Barrier;
+DEVICE void barrier_init(Barrier* b, u32 arrivals) { *b = {arrivals, arrivals, 0, 0}; }
+DEVICE void barriers_ready() {}
+DEVICE void barrier_expect(Barrier* b, u32 bytes) { b->count(1, bytes); }
+DEVICE void barrier_arrive(Barrier* b) { b->count(1, 0); }
+DEVICE void barrier_wait(Barrier* b, u32 phase) { shim::wait_phase(b, phase); }
+DEVICE void copy_bulk(void* to, const void* from, u32 bytes, Barrier* b) { shim::bulk_later(to, from, bytes, b); }
+template <int N> DEVICE void registers_down() {}
+template <int N> DEVICE void registers_up() {}
+DEVICE void group_begin() {}
+DEVICE void group_commit() { shim::commit_products(); }
+template <int N> DEVICE void group_wait() { shim::wait_products(N); }
+typedef shim::Operand Operand;
+DEVICE Operand operand_of_rows(const u8* tile, u32 step) { return {tile, step, 0, 0}; }
+DEVICE Operand operand_by_16(const u8* tile, u32 step, u32 depth) { return {tile, step, depth, 16}; }
+DEVICE Operand operand_by_64(const u8* tile, u32 step, u32 depth) { return {tile, step, depth, 64}; }
+DEVICE void group_bf16(float (&d)[64], const u32 (&a)[4], Operand b, bool more) { shim::group_product(d, a, b, more, from_bf16); }
+DEVICE void group_f16(float (&d)[64], const u32 (&a)[4], Operand b, bool more) { shim::group_product(d, a, b, more, from_f16); }
+DEVICE void group_f16_across(float (&d)[64], const u32 (&a)[4], Operand b, bool more) { group_f16(d, a, b, more); }
+DEVICE void group_results(float (&)[64]) {}
+DEVICE void shared_ready() {}
 
 DEVICE void wait_for_before() {}
 DEVICE void let_next_begin() {}

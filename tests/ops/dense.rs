@@ -103,6 +103,25 @@ fn products() {
     }
 }
 
+/// What devices have for many rows: 16-bit floats in large blocks, and activations in one piece.
+#[test]
+fn products_of_many_rows() {
+    for (name, layout, tolerance) in [
+        ("linear", Layout::Bf16, 2e-6),
+        ("linear", Layout::F16, 2e-6),
+        ("rounded linear", Layout::Bf16, 1e-2),
+        ("rounded linear", Layout::F16, 1e-2),
+    ] {
+        for cols in [64, 320] {
+            let declare = move |d: &mut Declarations| vec![d.matrix("w", 530, cols).0, d.vector("b", 530, 0.0).0];
+            compare(&format!("{name} {layout:?} 530x{cols}"), declare, layout, tolerance, |b, w| {
+                let x = b.given(cols);
+                b.t.op(ops::Linear { x, q: Value::NONE, weight: WeightId(w[0]), bias: Some(WeightId(w[1])), y: Value::NONE })
+            });
+        }
+    }
+}
+
 #[test]
 fn embeddings_and_rotations() {
     let declare = |d: &mut Declarations| vec![d.matrix("e", 32, 64).0];
@@ -165,17 +184,32 @@ fn attention() {
             (3, 3, 40, Some(1), Some(5.0), false),
             (8, 2, 80, Some(100), None, false),
         ] {
-            let spec = KvSpec { heads: kv_heads, key_dim: dim, value_dim: dim, dtype };
-            let declare = move |d: &mut Declarations| {
-                d.kv(spec);
-                vec![d.vector("sinks", heads, 0.0).0]
-            };
-            compare(&format!("attention {heads}/{kv_heads}x{dim} {window:?} {softcap:?} {dtype:?}"), declare, Layout::F32, 1e-5, |b, w| {
-                let (q, k, v) = (b.given(heads * dim), b.given(kv_heads * dim), b.given(kv_heads * dim));
-                b.t.record(CacheWrite { k, v, state: StateId(0), spec });
-                let sinks = sinks.then_some(WeightId(w[0]));
-                b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 1.5, window, softcap, sinks, y: Value::NONE })
-            });
+            attends("", 1e-5, heads, KvSpec { heads: kv_heads, key_dim: dim, value_dim: dim, dtype }, window, softcap, sinks);
         }
     }
+    for (heads, kv_heads, dim, window, softcap, sinks) in [
+        (4, 1, 64, Some(24), None, true),
+        (8, 2, 128, None, None, false),
+        (4, 2, 128, Some(40), None, true),
+        (3, 3, 128, Some(1), Some(5.0), false),
+    ] {
+        let spec = KvSpec { heads: kv_heads, key_dim: dim, value_dim: dim, dtype: KvType::F16 };
+        attends("rounded ", 5e-3, heads, spec, window, softcap, sinks);
+    }
+}
+
+/// Attention with a cache against its definition.
+fn attends(kind: &str, tolerance: f32, heads: usize, spec: KvSpec, window: Option<usize>, softcap: Option<f32>, sinks: bool) {
+    let declare = move |d: &mut Declarations| {
+        d.kv(spec);
+        vec![d.vector("sinks", heads, 0.0).0]
+    };
+    let (kv_heads, dim, dtype) = (spec.heads, spec.key_dim, spec.dtype);
+    let name = format!("{kind}attention {heads}/{kv_heads}x{dim} {window:?} {softcap:?} {dtype:?}");
+    compare(&name, declare, Layout::F32, tolerance, |b, w| {
+        let (q, k, v) = (b.given(heads * dim), b.given(kv_heads * dim), b.given(kv_heads * dim));
+        b.t.record(CacheWrite { k, v, state: StateId(0), spec });
+        let sinks = sinks.then_some(WeightId(w[0]));
+        b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 1.5, window, softcap, sinks, y: Value::NONE })
+    });
 }

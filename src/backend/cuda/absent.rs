@@ -161,4 +161,7 @@ impl Launch for Queue<'_> {
     fn processors(&self) -> usize {
         match *self.0 {}
     }
+    fn has_groups(&self) -> bool {
+        match *self.0 {}
+    }
 }

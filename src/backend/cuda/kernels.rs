@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result, reserve};
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 // `SOURCES`: every file under kernels/ by its path there, with its text. `PACK`: the pack, where there was one.
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
@@ -24,6 +24,7 @@ include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 pub(super) struct Kernels {
     capability: (u32, u32),
     inner: Mutex<Inner>,
+    has_groups: OnceLock<bool>,
 }
 
 #[derive(Default)]
@@ -43,7 +44,7 @@ const SHARED: u32 = 48 << 10;
 
 impl Kernels {
     pub fn new(capability: (u32, u32)) -> Kernels {
-        Kernels { capability, inner: Mutex::default() }
+        Kernels { capability, inner: Mutex::default(), has_groups: OnceLock::new() }
     }
 
     /// A kernel that takes `args` bytes, ready for launches with `shared` bytes of dynamic shared memory.
@@ -67,6 +68,21 @@ impl Kernels {
         }
         inner.functions.insert(kernel, Function { raw, shared });
         Ok(raw)
+    }
+
+    /// Whether the kernels with products of groups of warps can be had: they are for capability 9.0, and only as machine code.
+    pub fn has_groups(&self, at: &Entered<'_>) -> bool {
+        *self.has_groups.get_or_init(|| {
+            self.capability == (9, 0) && {
+                let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+                let module = native(at, "linear_group", self.capability);
+                module.is_ok_and(|module| {
+                    reserve(&mut inner.modules, 1, "the list of kernel modules")
+                        .map(|()| inner.modules.push(("linear_group", module)))
+                        .is_ok()
+                })
+            }
+        })
     }
 
     /// Unloads everything.
@@ -105,37 +121,45 @@ fn find(inner: &mut Inner, capability: (u32, u32), at: &Entered<'_>, kernel: Ker
 
 /// A file's module, from the first of its images that the driver takes.
 fn load(at: &Entered<'_>, file: &'static str, capability: (u32, u32)) -> Result<CUmodule> {
+    match native(at, file, capability) {
+        Err(e) if e.kind() == Kind::DeviceUnsupported => {
+            let text = flat(file)?;
+            match PACK.and_then(|bytes| pack::find(bytes, file, "ptx", pack::hash(text.as_bytes()))) {
+                Some(image) => take(at, file, &image),
+                None => Err(e),
+            }
+        }
+        loaded => loaded,
+    }
+}
+
+/// As `load`, but as machine code of the device's own architecture.
+fn native(at: &Entered<'_>, file: &'static str, capability: (u32, u32)) -> Result<CUmodule> {
     let text = flat(file)?;
     let (hash, architecture) = (pack::hash(text.as_bytes()), architecture(capability));
-    let take = |image: &[u8]| {
-        let mut module = std::ptr::null_mut();
-        // SAFETY: an image in memory, with a NUL at its end where it is text; the driver checks and copies it.
-        let code = unsafe { (at.api().cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
-        at.check(code, file).map(|()| module)
-    };
-    let packed = |architecture: &str| PACK.and_then(|bytes| pack::find(bytes, file, architecture, hash));
-    if let Some(module) = packed(&architecture).and_then(|image| take(&image).ok()) {
+    let packed = PACK.and_then(|bytes| pack::find(bytes, file, &architecture, hash));
+    if let Some(module) = packed.and_then(|image| take(at, file, &image).ok()) {
         return Ok(module);
     }
     let kept = cache_file(file, &architecture, hash);
-    if let Some(module) = kept.as_ref().and_then(|path| std::fs::read(path).ok()).and_then(|image| take(&image).ok()) {
+    if let Some(module) = kept.as_ref().and_then(|path| std::fs::read(path).ok()).and_then(|image| take(at, file, &image).ok()) {
         return Ok(module);
     }
-    let compiled = nvrtc::compile(file, &text, &architecture);
-    match compiled.and_then(|image| take(&image).map(|module| (image, module))) {
-        Ok((image, module)) => {
-            if let Some(path) = kept {
-                // A cache that cannot be written to costs the next process time, nothing else.
-                let _ = keep(&path, &image);
-            }
-            Ok(module)
-        }
-        Err(e) if e.kind() == Kind::DeviceUnsupported => match packed("ptx") {
-            Some(image) => take(&image),
-            None => Err(e),
-        },
-        Err(e) => Err(e),
+    let image = nvrtc::compile(file, &text, &architecture)?;
+    let module = take(at, file, &image)?;
+    if let Some(path) = kept {
+        // A cache that cannot be written to costs the next process time, nothing else.
+        let _ = keep(&path, &image);
     }
+    Ok(module)
+}
+
+/// The module of an image.
+fn take(at: &Entered<'_>, file: &str, image: &[u8]) -> Result<CUmodule> {
+    let mut module = std::ptr::null_mut();
+    // SAFETY: an image in memory, with a NUL at its end where it is text; the driver checks and copies it.
+    let code = unsafe { (at.api().cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
+    at.check(code, file).map(|()| module)
 }
 
 /// Where a file's machine code is kept between processes, if the host names a folder.

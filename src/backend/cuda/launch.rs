@@ -71,6 +71,8 @@ pub trait Launch {
     fn write(&self, to: u64, bytes: &[u8]) -> Result<()>;
     /// Multiprocessors of the device.
     fn processors(&self) -> usize;
+    /// Whether the device takes kernels with products of groups of warps (compute capability 9.0).
+    fn has_groups(&self) -> bool;
 }
 
 /// The bytes of an argument struct.

@@ -174,6 +174,10 @@ impl Launch for Queue<'_> {
     fn processors(&self) -> usize {
         self.stream.device.info().processors
     }
+
+    fn has_groups(&self) -> bool {
+        self.stream.device.kernels.has_groups(&self.at)
+    }
 }
 
 /// A place in a stream, to wait for.

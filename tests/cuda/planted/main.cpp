@@ -88,6 +88,68 @@ KERNEL_OF(64, unwritten, Args) {
     }
 }
 
+// A bulk copy, counted by a barrier; nothing is wrong with it.
+DEVICE float sum_of(const float* part) {
+    float sum = 0.0f;
+    for (u32 i = 0; i < 64; i++) sum += part[i];
+    return sum;
+}
+KERNEL_OF(64, sound_bulk, Args) {
+    SHARED __align__(16) float part[64];
+    SHARED Barrier full;
+    if (threadIdx.x == 0) barrier_init(&full, 1);
+    barrier();
+    if (threadIdx.x == 32) {
+        barrier_expect(&full, sizeof part);
+        copy_bulk(part, a.data, sizeof part, &full);
+    }
+    barrier_wait(&full, 0);
+    barrier();
+    if (threadIdx.x == 0) a.data[0] = sum_of(part);
+}
+// Nobody waits for its barrier.
+KERNEL_OF(64, uncounted, Args) {
+    SHARED __align__(16) float part[64];
+    SHARED Barrier full;
+    if (threadIdx.x == 0) {
+        barrier_init(&full, 1);
+        barrier_expect(&full, sizeof part);
+        copy_bulk(part, a.data, sizeof part, &full);
+    }
+    barrier();
+    if (threadIdx.x == 0) a.data[0] = sum_of(part);
+}
+// It brings less than is waited for.
+KERNEL_OF(64, short_bulk, Args) {
+    SHARED __align__(16) float part[64];
+    SHARED Barrier full;
+    if (threadIdx.x == 0) {
+        barrier_init(&full, 1);
+        barrier_expect(&full, sizeof part);
+        copy_bulk(part, a.data, sizeof part / 2, &full);
+    }
+    barrier();
+    barrier_wait(&full, 0);
+    if (threadIdx.x == 0) a.data[0] = sum_of(part);
+}
+// The product of rows of sixteen 504's with a matrix of ones: 4 * 2016.
+template <bool WAITS> DEVICE void multiply_ones(const Args& a) {
+    SHARED __align__(16) u16 ones[128 * 64];
+    for (u32 i = threadIdx.x; i < 128 * 64; i += 64) ones[i] = 0x3f80;
+    barrier();
+    float d[64] = {};
+    const u32 words[4] = {0x43fc43fc, 0x43fc43fc, 0x43fc43fc, 0x43fc43fc};
+    group_begin();
+    group_bf16(d, words, operand_of_rows((const u8*)ones, 0), true);
+    group_commit();
+    if (WAITS) group_wait<0>();
+    group_results(d);
+    if (threadIdx.x == 0) a.data[0] = d[0] / 4.0f;
+}
+KERNEL_OF(64, sound_products, Args) { multiply_ones<true>(a); }
+// Results that nobody waits for.
+KERNEL_OF(64, hasty, Args) { multiply_ones<false>(a); }
+
 int main(int, char** argv) {
     float* data = (float*)aligned_alloc(64, 64 * sizeof(float));
     for (u32 i = 0; i < 64; i++) data[i] = (float)i;
