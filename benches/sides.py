@@ -25,8 +25,10 @@ def output(command, env=None):
 class Ours:
     """metrale_bench."""
 
-    def __init__(self, program, simd=None):
-        self.program, self.env = program, {"METRALE_SIMD": simd} if simd else None
+    def __init__(self, program, simd=None, kv_type=None):
+        self.program, self.simd = program, simd
+        wanted = {"METRALE_SIMD": simd, "METRALE_KV_TYPE": kv_type}
+        self.env = {name: value for name, value in wanted.items() if value}
 
     def run(self, model, threads, prompt=0, decode=0, batch=1, depth=0, synthetic=None):
         command = [self.program, model, "--threads", threads, "--prompt", prompt, "--decode", decode, "--batch", batch, "--rounds", 1, "--json"]
@@ -35,8 +37,8 @@ class Ours:
         if depth or prompt > 4096:
             command += ["--depth", depth, "--context", max(depth, prompt) + decode + 64]
         found = json.loads(output(command, self.env))
-        if self.env and found["simd"] != self.env["METRALE_SIMD"]:
-            raise Missing(f"{self.env['METRALE_SIMD']} was asked for, {found['simd']} ran")
+        if self.simd and found["simd"] != self.simd:
+            raise Missing(f"{self.simd} was asked for, {found['simd']} ran")
         return found
 
 

@@ -74,7 +74,8 @@ class Table:
         for t in (1, 2):
             yield f"step/stories260k/shipped/{t}", lambda t=t: self.step(t)
             for name in ("attention-64", "attention-128", "attention-256"):
-                yield f"context/{name}/F16/{t}", lambda n=name, t=t: self.context(n, t)
+                for form in ("F16", "Q8"):
+                    yield f"context/{name}/{form}/{t}", lambda n=name, f=form, t=t: self.context(n, f, t)
             for name in HYBRIDS:
                 for form in ("BF16", "Q8_0"):
                     yield f"hybrid/{name}/{form}/{t}", lambda n=name, f=form, t=t: self.hybrid(n, f, t)
@@ -132,7 +133,7 @@ class Table:
 
     def avx2(self, model, form, threads):
         path, narrow = self.file(model, form), Peer(self.options.peer_avx2, self.peer.source)
-        ours = Ours(self.options.ours, "avx2")
+        ours = Ours(self.options.ours, simd="avx2")
         n = 32 if self.quick else 96
         runs = bests(self.rounds, lambda: narrow.bench(path, threads, prompt=512, flash=self.flash()), lambda: ours.run(path, threads, prompt=512),
                      lambda: narrow.bench(path, threads, decode=n, flash=self.flash()), lambda: ours.run(path, threads, decode=n))
@@ -149,10 +150,11 @@ class Table:
         over = time - bytes_time
         return ["-", f"{time:.0f} µs", "-", f"{cell(over, 25, most=True, digits=0)} µs over {bytes_time:.0f} µs of bytes at {read:.0f} GB/s"], ours
 
-    def context(self, name, threads):
+    def context(self, name, form, threads):
+        ours = Ours(self.options.ours, kv_type=form.lower())
         path, depth = configs.folder(name, self.options.work), 4096 if self.quick else 16384
-        near, far = bests(self.rounds, lambda: self.ours.run(path, threads, decode=64, synthetic="BF16"),
-                          lambda: self.ours.run(path, threads, prompt=depth, decode=32, depth=depth, synthetic="BF16"))
+        near, far = bests(self.rounds, lambda: ours.run(path, threads, decode=64, synthetic="BF16"),
+                          lambda: ours.run(path, threads, prompt=depth, decode=32, depth=depth, synthetic="BF16"))
         read = max(r["read_gbps"] for r in near + far)
         extra = 1 / max(r["decode_best_tps"] for r in far) - 1 / max(r["decode_best_tps"] for r in near)
         cost = extra / (far[0]["kv_bytes"] / read / 1e9)

@@ -48,6 +48,23 @@
 // Every weight decoded to its exact value, activations and cache in f32.
 #define METRALE_COMPUTE_F32 2
 
+// Keys and values are kept in the library's default (`METRALE_KV_TYPE` in the environment: `f32`, `f16`, `bf16`, `q8`): f32 with
+// `METRALE_COMPUTE_F32` and for files stored in f32, else half floats.
+#define METRALE_KV_DEFAULT 0
+
+// Keys and values are kept as they are computed.
+#define METRALE_KV_F32 1
+
+// Keys and values are kept as half floats.
+#define METRALE_KV_F16 2
+
+// Keys and values are kept as bfloat16: the bytes of half floats, the range of f32. Not on a GPU.
+#define METRALE_KV_BF16 3
+
+// Keys and values are kept in 8 bits, with a scale for each 32 elements of a key and for each value: 0.52 to 0.56 of the bytes of half floats.
+// Queries meet keys in 8 bits as well. Not on a GPU, and not for architectures that keep latent, compressed or indexed rows.
+#define METRALE_KV_Q8 4
+
 // Tokens that end generation count as ordinary ones: `metrale_decode_step` never reports this sequence as done.
 #define METRALE_SEQ_IGNORE_END 1
 
@@ -367,8 +384,10 @@ typedef struct {
     // operation of the model. On an NVIDIA device the order of a sum depends on how many rows are computed together: what this header calls the
     // same bits holds for the processor, and there up to the last ones.
     uint32_t device;
-    // Must be zero.
-    uint32_t reserved;
+    // What keys and values are kept in: `METRALE_KV_*`. `METRALE_UNSUPPORTED`, before weights are read, where the device or the architecture does
+    // not have it. Bits are the same for any threads, batch and chunk, whatever it is; states saved by a model loaded with another type are
+    // refused with `METRALE_MISMATCH`.
+    uint32_t kv_type;
     // Most bytes of that device the plan of the model with one sequence may take; 0 takes what it has free. For the processor, `memory` is
     // the cap.
     uint64_t device_bytes;
@@ -1295,7 +1314,7 @@ metrale_status metrale_seq_truncate(metrale_seq *seq,
 // is left keeps the values it was computed with, when the removed tokens could still be seen; its keys are turned back to their new
 // positions. So what follows is attention over the tokens that are left (StreamingLLM), not what a fresh run over them would
 // give: use a fresh sequence where that is wanted. Turning rounds once, and where the cache is 16 bits wide
-// (`METRALE_COMPUTE_FAST`) the turned key is rounded to 16 bits a second time. It takes about as long as copying what is moved.
+// (`METRALE_COMPUTE_FAST`) the turned key is rounded to its type a second time. It takes about as long as copying what is moved.
 //
 // The row of logits stays as it was computed, with all tokens. Where nothing follows the removed tokens, this is
 // `metrale_seq_truncate`. Marks past `from` end. A grammar keeps what was chosen under it, also of removed tokens. What the queue

@@ -10,11 +10,27 @@ use crate::error::{Error, Kind, Result};
 /// How exactly the mathematics is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Compute {
-    /// Quantised weights meet 8-bit activations, the cache is 16 bits wide. Bits are the same for any threads and batch.
+    /// Quantised weights meet 8-bit activations, the cache is 16 bits wide unless `kv_type` says otherwise. Bits are the same for any threads and batch.
     #[default]
     Fast,
-    /// Every weight decoded to its exact value, activations and cache in f32.
+    /// Every weight decoded to its exact value, activations and, unless `kv_type` says otherwise, cache in f32.
     F32,
+}
+
+/// What keys and values are kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum KvChoice {
+    /// F32 where everything is exact or the checkpoint is stored in f32, else F16.
+    #[default]
+    Auto,
+    /// Exact.
+    F32,
+    /// 16 bits.
+    F16,
+    /// 16 bits with the range of f32.
+    Bf16,
+    /// 8 bits and scales: about half of the bytes of 16 bits.
+    Q8,
 }
 
 /// What `load` may be told.
@@ -26,6 +42,8 @@ pub struct LoadOptions {
     pub context: usize,
     /// Precision; `None` takes `METRALE_COMPUTE` from the environment, else `Fast`.
     pub compute: Option<Compute>,
+    /// Element type of cached keys and values; `None` takes `METRALE_KV_TYPE` from the environment, else `Auto`.
+    pub kv_type: Option<KvChoice>,
     /// Leave routed experts in their file and keep at most this many bytes of them packed, those met most often; `None` takes
     /// `METRALE_EXPERT_BYTES` from the environment, else packs all of them at load.
     pub expert_bytes: Option<u64>,
@@ -75,6 +93,27 @@ pub struct Synthetic {
     pub dtype: crate::tensor::DType,
     /// Seed of the generator.
     pub seed: u64,
+}
+
+impl KvChoice {
+    /// The option if given, else the environment's `METRALE_KV_TYPE` (`auto`, `f32`, `f16`, `bf16`, `q8`), else `Auto`.
+    pub fn resolve(option: Option<KvChoice>) -> Result<KvChoice> {
+        if let Some(choice) = option {
+            return Ok(choice);
+        }
+        match std::env::var("METRALE_KV_TYPE") {
+            Ok(value) => match value.as_str() {
+                "" | "auto" => Ok(KvChoice::Auto),
+                "f32" => Ok(KvChoice::F32),
+                "f16" => Ok(KvChoice::F16),
+                "bf16" => Ok(KvChoice::Bf16),
+                "q8" => Ok(KvChoice::Q8),
+                other => bail!(UnknownOption, "METRALE_KV_TYPE is {other:?}; `auto`, `f32`, `f16`, `bf16` and `q8` are known"),
+            },
+            Err(std::env::VarError::NotPresent) => Ok(KvChoice::Auto),
+            Err(e) => Err(Error::new(Kind::UnknownOption, format!("METRALE_KV_TYPE: {e}"))),
+        }
+    }
 }
 
 impl Compute {

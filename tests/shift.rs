@@ -4,7 +4,7 @@ mod support;
 
 use metrale::engine::{self, Engine, Sequence, SequenceOptions};
 use metrale::error::Kind;
-use metrale::options::{Compute, LoadOptions, Synthetic};
+use metrale::options::{Compute, KvChoice, LoadOptions, Synthetic};
 use metrale::tensor::DType;
 use serde_json::json;
 use std::path::Path;
@@ -12,9 +12,10 @@ use std::sync::Arc;
 use support::llama64::{Llama, difference};
 use support::{Random, Scratch};
 
-fn load(path: &Path, compute: Compute, synthetic: bool) -> Arc<Engine> {
+fn load(path: &Path, compute: Compute, kv_type: KvChoice, synthetic: bool) -> Arc<Engine> {
     let synthetic = synthetic.then_some(Synthetic { dtype: DType::F32, seed: 3 });
-    let options = LoadOptions { compute: Some(compute), context: 600, threads: 2, synthetic, ..LoadOptions::default() };
+    let options =
+        LoadOptions { compute: Some(compute), kv_type: Some(kv_type), context: 600, threads: 2, synthetic, ..LoadOptions::default() };
     engine::load(path, &options, None).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
@@ -41,8 +42,14 @@ fn a_shifted_cache_is_attention_over_what_is_left() {
     let model = Llama::read(&folder);
     let all = tokens(17, 320, 206);
     let (prompt, next) = all.split_at(200);
-    for (compute, allowed) in [(Compute::F32, 2e-5), (Compute::Fast, 3e-2)] {
-        let engine = load(&folder, compute, false);
+    let cases = [
+        (Compute::F32, KvChoice::Auto, 2e-5),
+        (Compute::Fast, KvChoice::Auto, 3e-2),
+        (Compute::F32, KvChoice::Bf16, 3e-2),
+        (Compute::F32, KvChoice::Q8, 3e-2),
+    ];
+    for (compute, kv_type, allowed) in cases {
+        let engine = load(&folder, compute, kv_type, false);
         for shifts in SHIFTS {
             let mut past = model.past();
             let mut sequence = empty(&engine);
@@ -60,11 +67,11 @@ fn a_shifted_cache_is_attention_over_what_is_left() {
             let row = model.read_all(&mut past, next);
             sequence.prefill(next).unwrap();
             let off = difference(sequence.logits().unwrap(), &row);
-            assert!(off < allowed, "{compute:?} {shifts:?}: {off}");
+            assert!(off < allowed, "{compute:?} {kv_type:?} {shifts:?}: {off}");
             // And is something else than a fresh run over what is left, else this would say nothing.
             let mut fresh = empty(&engine);
             fresh.prefill(sequence.tokens()).unwrap();
-            assert!(compute == Compute::Fast || difference(fresh.logits().unwrap(), &row) > 10.0 * allowed, "{shifts:?}");
+            assert!(allowed > 1e-4 || difference(fresh.logits().unwrap(), &row) > 10.0 * allowed, "{shifts:?}");
         }
     }
 }
@@ -78,8 +85,14 @@ fn with_one_layer_a_shift_is_a_fresh_run() {
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024, "rope_theta": 10000.0,
     });
     folder.file("config.json", config.to_string());
-    for (compute, allowed) in [(Compute::F32, 1e-5), (Compute::Fast, 1e-2)] {
-        let engine = load(folder.path(), compute, true);
+    let cases = [
+        (Compute::F32, KvChoice::Auto, 1e-5),
+        (Compute::Fast, KvChoice::Auto, 1e-2),
+        (Compute::F32, KvChoice::Bf16, 1e-2),
+        (Compute::F32, KvChoice::Q8, 1e-2),
+    ];
+    for (compute, kv_type, allowed) in cases {
+        let engine = load(folder.path(), compute, kv_type, true);
         let prompt = tokens(5, 64, 200);
         for shifts in SHIFTS {
             let (mut shifted, mut fresh, mut left) = (empty(&engine), empty(&engine), prompt.clone());
@@ -101,7 +114,7 @@ fn with_one_layer_a_shift_is_a_fresh_run() {
 
 #[test]
 fn forks_marks_and_ends_are_as_they_should_be() {
-    let engine = load(&support::fixtures().join("llama"), Compute::Fast, false);
+    let engine = load(&support::fixtures().join("llama"), Compute::Fast, KvChoice::Auto, false);
     let prompt = tokens(23, 320, 100);
     let mut sequence = empty(&engine);
     sequence.prefill(&prompt[..20]).unwrap();
@@ -137,7 +150,7 @@ fn forks_marks_and_ends_are_as_they_should_be() {
 
 #[test]
 fn a_full_sequence_goes_on_without_end() {
-    let engine = load(&support::fixtures().join("llama"), Compute::Fast, false);
+    let engine = load(&support::fixtures().join("llama"), Compute::Fast, KvChoice::Auto, false);
     let mut sequence = Sequence::new(&engine, &SequenceOptions { context: 70 }).unwrap();
     for (index, token) in tokens(29, 320, 500).into_iter().enumerate() {
         if sequence.len() == sequence.capacity() {

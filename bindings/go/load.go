@@ -21,6 +21,18 @@ const (
 	ComputeF32     Compute = C.METRALE_COMPUTE_F32  // every weight decoded to its exact value, activations and cache in f32
 )
 
+// KV is what keys and values are kept in.
+type KV uint32
+
+// The element types of keys and values.
+const (
+	KVDefault KV = C.METRALE_KV_DEFAULT // f32 with ComputeF32 and for files stored in f32, else f16
+	KVF32     KV = C.METRALE_KV_F32
+	KVF16     KV = C.METRALE_KV_F16
+	KVBF16    KV = C.METRALE_KV_BF16 // the bytes of f16, the range of f32
+	KVQ8      KV = C.METRALE_KV_Q8   // 8 bits and scales, about half of the bytes of f16
+)
+
 // Progress is how far a load is. Total is 0 while it is not known; the numbers are bytes of the phase.
 type Progress struct {
 	Phase       string // "reading", "weights" or "done"
@@ -32,6 +44,7 @@ type LoadOptions struct {
 	Runtime     *Runtime       // threads, memory and log shared with other models; nil for none
 	Threads     int            // most threads that compute; 0 takes the processors this process may use
 	Compute     Compute        // precision
+	KV          KV             // what keys and values are kept in
 	Context     int            // most tokens of one sequence; 0 takes the model's limit, capped at 4,096
 	Memory      uint64         // most bytes that model and one sequence may take; 0 takes what the machine has free
 	ExpertBytes uint64         // most bytes of routed experts that are kept packed; 0 for all
@@ -51,6 +64,7 @@ func (o *LoadOptions) native() (options C.metrale_load_options, err error) {
 	}
 	options.threads = C.uint32_t(o.Threads)
 	options.compute = C.uint32_t(o.Compute)
+	options.kv_type = C.uint32_t(o.KV)
 	options.context = C.uint64_t(o.Context)
 	options.memory = C.uint64_t(o.Memory)
 	options.expert_bytes = C.uint64_t(o.ExpertBytes)

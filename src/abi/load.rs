@@ -10,14 +10,14 @@ use super::model::ModelObject;
 use super::pointer;
 use super::status::metrale_status;
 use super::types::{
-    METRALE_COMPUTE_DEFAULT, METRALE_COMPUTE_F32, METRALE_COMPUTE_FAST, metrale_error, metrale_load_options, metrale_model,
-    metrale_progress_fn,
+    METRALE_COMPUTE_DEFAULT, METRALE_COMPUTE_F32, METRALE_COMPUTE_FAST, METRALE_KV_BF16, METRALE_KV_DEFAULT, METRALE_KV_F16,
+    METRALE_KV_F32, METRALE_KV_Q8, metrale_error, metrale_load_options, metrale_model, metrale_progress_fn,
 };
 use super::versioned;
 use crate::backend::cpu::Pool;
 use crate::engine::{self, Progress};
 use crate::error::{Error, Kind, Result};
-use crate::options::{Compute, LoadOptions, Precision, Synthetic};
+use crate::options::{Compute, KvChoice, LoadOptions, Precision, Synthetic};
 use crate::tensor::DType;
 use crate::weights::{Access, Input};
 
@@ -70,7 +70,6 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
         handle::get(host.runtime)?;
     }
     pointer::flags(host.flags, 0, "metrale_load_options.flags")?;
-    pointer::flags(u64::from(host.reserved), 0, "metrale_load_options.reserved")?;
     let compute = match host.compute {
         METRALE_COMPUTE_DEFAULT => None,
         METRALE_COMPUTE_FAST => Some(Compute::Fast),
@@ -78,6 +77,17 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
         other => {
             let text = format!("metrale_load_options.compute is {other}; it must be one of METRALE_COMPUTE_*");
             return Err(Error::new(Kind::UnknownOption, text).named("compute"));
+        }
+    };
+    let kv_type = match host.kv_type {
+        METRALE_KV_DEFAULT => None,
+        METRALE_KV_F32 => Some(KvChoice::F32),
+        METRALE_KV_F16 => Some(KvChoice::F16),
+        METRALE_KV_BF16 => Some(KvChoice::Bf16),
+        METRALE_KV_Q8 => Some(KvChoice::Q8),
+        other => {
+            let text = format!("metrale_load_options.kv_type is {other}; it must be one of METRALE_KV_*");
+            return Err(Error::new(Kind::UnknownOption, text).named("kv_type"));
         }
     };
     let synthetic = match host.synthetic.is_null() {
@@ -95,6 +105,7 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
         threads: host.threads as usize,
         context: pointer::size(host.context, "metrale_load_options.context")?,
         compute,
+        kv_type,
         expert_bytes: (host.expert_bytes > 0).then_some(host.expert_bytes),
         precision,
         memory: host.memory,

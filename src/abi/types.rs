@@ -119,6 +119,19 @@ pub const METRALE_COMPUTE_FAST: u32 = 1;
 /// Every weight decoded to its exact value, activations and cache in f32.
 pub const METRALE_COMPUTE_F32: u32 = 2;
 
+/// Keys and values are kept in the library's default (`METRALE_KV_TYPE` in the environment: `f32`, `f16`, `bf16`, `q8`): f32 with
+/// `METRALE_COMPUTE_F32` and for files stored in f32, else half floats.
+pub const METRALE_KV_DEFAULT: u32 = 0;
+/// Keys and values are kept as they are computed.
+pub const METRALE_KV_F32: u32 = 1;
+/// Keys and values are kept as half floats.
+pub const METRALE_KV_F16: u32 = 2;
+/// Keys and values are kept as bfloat16: the bytes of half floats, the range of f32. Not on a GPU.
+pub const METRALE_KV_BF16: u32 = 3;
+/// Keys and values are kept in 8 bits, with a scale for each 32 elements of a key and for each value: 0.53 to 0.57 of the bytes of half floats.
+/// Queries meet keys in 8 bits as well. Not on a GPU, and not for architectures that keep latent, compressed or indexed rows.
+pub const METRALE_KV_Q8: u32 = 4;
+
 /// How to load a model. Set `struct_size` to `sizeof(metrale_load_options)` and the rest to zero, then change what
 /// matters: zero is the default of every field.
 #[repr(C)]
@@ -167,8 +180,10 @@ pub struct metrale_load_options {
     /// operation of the model. On an NVIDIA device the order of a sum depends on how many rows are computed together: what this header calls the
     /// same bits holds for the processor, and there up to the last ones.
     pub device: u32,
-    /// Must be zero.
-    pub reserved: u32,
+    /// What keys and values are kept in: `METRALE_KV_*`. `METRALE_UNSUPPORTED`, before weights are read, where the device or the architecture does
+    /// not have it. Bits are the same for any threads, batch and chunk, whatever it is; states saved by a model loaded with another type are
+    /// refused with `METRALE_MISMATCH`.
+    pub kv_type: u32,
     /// Most bytes of that device the plan of the model with one sequence may take; 0 takes what it has free. For the processor, `memory` is
     /// the cap.
     pub device_bytes: u64,

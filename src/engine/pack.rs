@@ -82,7 +82,12 @@ pub(super) struct Packing {
     columns: Option<Vec<f32>>,
     /// Panels that are full.
     panels: usize,
+    /// Shares of the tensor's bytes that went back to the system.
+    given_back: usize,
 }
+
+/// Bytes of panels whose rows of the tensor go back to the system together.
+const SHARE: usize = 4 << 20;
 
 impl Packing {
     /// Finds the tensor and makes room, in `region` where that has some left.
@@ -99,7 +104,7 @@ impl Packing {
             }
             _ => None,
         };
-        Ok(Packing { packed, tensor, part, columns, panels: 0 })
+        Ok(Packing { packed, tensor, part, columns, panels: 0, given_back: 0 })
     }
 
     /// Whether every panel is full.
@@ -168,9 +173,24 @@ impl Packing {
             Some(e) => Err(e),
             None => {
                 self.panels += filled;
-                Ok(())
+                self.give_back(supply, pool)
             }
         }
+    }
+
+    /// Gives back what was read of a large tensor, which would else be in memory twice by its end.
+    fn give_back(&mut self, supply: &Supply, pool: &Pool) -> Result<()> {
+        let shares = self.packed.data().len() / SHARE;
+        let (Supply::Checkpoint(checkpoint), Pick::Whole, 2..) = (supply, self.part.pick, shares) else { return Ok(()) };
+        let rows = (self.panels * LANES).min(self.part.rows);
+        let read = (rows as u128 * shares as u128 / self.part.rows.max(1) as u128) as usize;
+        let (first, counter, name) = (self.given_back, AtomicUsize::new(0), &self.part.tensor);
+        self.given_back = read.max(first);
+        pool.run(&|worker| {
+            worker.each(&counter, self.given_back - first, 1, |range| {
+                range.for_each(|share| checkpoint.release_share(name, first + share, shares));
+            });
+        })
     }
 }
 

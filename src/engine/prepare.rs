@@ -17,7 +17,7 @@ use crate::families::loader_for_config;
 use crate::layers::{Config, RopeParameters};
 use crate::model::{Build, Model};
 use crate::ops::{GpuWeight, KvType, Port, Value, WeightId, part_of};
-use crate::options::{Compute, LoadOptions};
+use crate::options::{Compute, KvChoice, LoadOptions};
 use crate::tensor::DType;
 use crate::weights::{Checkpoint, Declarations, Part, Role, Source, WeightSpec, regroup};
 use std::path::Path;
@@ -106,10 +106,10 @@ impl Prepared {
             let text = "expert_bytes: on a device all experts are packed; none can stay in their file";
             return Err(Error::new(Kind::Unsupported, text).named("expert_bytes"));
         }
-        // A checkpoint stored in f32 gets a cache of the same precision.
-        let stored = checkpoint.describe().by_dtype.first().map(|(dtype, _)| *dtype);
-        let exact = compute == Compute::F32 || stored == Some(DType::F32) && options.synthetic.is_none();
-        let kv_type = if exact { KvType::F32 } else { KvType::F16 };
+        let kv_type = kv_type(&checkpoint, compute, options)?;
+        if let Some(device) = &device {
+            ensure_device_has(kv_type, &device.info().name)?;
+        }
         let mut declarations = Declarations::default();
         let mut build = || -> Result<(usize, Box<dyn Model>)> {
             let context = context(&text, options.context)?;
@@ -135,6 +135,12 @@ impl Prepared {
                 return Err(report(findings).unwrap_or(e));
             }
         };
+        // Rows that all heads share, or that a selection names, have no values of their own.
+        if kv_type == KvType::Q8 && declarations.kv.iter().any(|spec| spec.dtype == KvType::Q8 && spec.value_dim == 0) {
+            let text =
+                format!("kv_type: {model_type} keeps latent, compressed or indexed rows, which are not kept in 8 bits; f16 and bf16 are");
+            return Err(Error::new(Kind::Unsupported, text).named("kv_type"));
+        }
         let mut drafts = Vec::new();
         let mut counts = Counts::default();
         // No tensor can be found where nothing is known of how it is stored.
@@ -454,6 +460,33 @@ const NAMES: u64 = 1024;
 const THREAD: u64 = 48 << 10;
 /// Of everything else.
 const LIBRARY: u64 = 512 << 10;
+
+/// What keys and values are kept in.
+fn kv_type(checkpoint: &Checkpoint, compute: Compute, options: &LoadOptions) -> Result<KvType> {
+    Ok(match KvChoice::resolve(options.kv_type)? {
+        KvChoice::F32 => KvType::F32,
+        KvChoice::F16 => KvType::F16,
+        KvChoice::Bf16 => KvType::Bf16,
+        KvChoice::Q8 => KvType::Q8,
+        KvChoice::Auto => {
+            // A checkpoint stored in f32 gets a cache of the same precision.
+            let stored = checkpoint.describe().by_dtype.first().map(|(dtype, _)| *dtype);
+            let exact = compute == Compute::F32 || stored == Some(DType::F32) && options.synthetic.is_none();
+            if exact { KvType::F32 } else { KvType::F16 }
+        }
+    })
+}
+
+/// Refuses what a device has no kernels for.
+fn ensure_device_has(kv_type: KvType, device: &str) -> Result<()> {
+    let asked = match kv_type {
+        KvType::F32 | KvType::F16 => return Ok(()),
+        KvType::Bf16 => "bf16",
+        KvType::Q8 => "q8",
+    };
+    let text = format!("kv_type: {device} keeps keys and values in f16 or f32, not in {asked}");
+    Err(Error::new(Kind::Unsupported, text).named("kv_type"))
+}
 
 /// A program for batches of `shape`, and the values of those names, which can be read after a run.
 pub(super) fn compiled(circuit: Circuit, shape: Shape, keep: &[&str]) -> Result<(Program, Vec<Value>)> {

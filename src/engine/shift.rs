@@ -4,17 +4,17 @@
 //! StreamingLLM (Xiao et al., 2023): attention over the tokens that are left, at their new positions, and not what a fresh run over them
 //! would give, except where a model has one layer. A key of position `p` moves to `p - count` by the difference of two angles, each
 //! rounded as [`crate::ops::RopeTable`] rounds it, so it meets a fresh key to within the rounding of one rotation; a cache of 16
-//! bits rounds the moved key once more.
+//! or 8 bits rounds the moved key once more.
 
 use super::load::Engine;
 use super::prepare::Prepared;
 use super::sequence::Sequence;
+use crate::backend::cpu::simd::table;
 use crate::cache::LayerPages;
 use crate::circuit::Circuit;
 use crate::ensure;
-use crate::error::{Error, Kind, Result, vec_filled};
-use crate::ops::{Attention, CacheWrite, KvSpec, KvType, PAGE, Port, Rope, RopeStyle, RopeTable, Value, WeightId};
-use half::f16;
+use crate::error::{Error, Kind, Result, vec_filled, vec_with_capacity};
+use crate::ops::{Attention, CacheWrite, KvSpec, PAGE, Port, Rope, RopeStyle, RopeTable, Value, WeightId};
 use std::ops::Range;
 
 /// How the keys of one kind of pages follow their position.
@@ -157,14 +157,14 @@ struct Mover<'a> {
     tables: Vec<(WeightId, Vec<(f64, f64)>)>,
     /// Keys of a position, all heads.
     key: Vec<f32>,
-    /// Bytes of its values.
-    value: Vec<u8>,
+    /// Bytes of its values, and of keys that do not turn.
+    bytes: Vec<u8>,
 }
 
 impl<'a> Mover<'a> {
     fn new(engine: &'a Engine, keys: &'a [Keys]) -> Result<Mover<'a>> {
         let specs = &engine.prepared.declarations.kv;
-        let mut tables: Vec<(WeightId, Vec<(f64, f64)>)> = crate::error::vec_with_capacity(keys.len(), "tables of angles")?;
+        let mut tables: Vec<(WeightId, Vec<(f64, f64)>)> = vec_with_capacity(keys.len(), "tables of angles")?;
         for (key, spec) in keys.iter().zip(specs) {
             let Keys::Turned(id, _) = *key else { continue };
             let pairs = engine.weights()[id.0 as usize].vector().len();
@@ -175,8 +175,8 @@ impl<'a> Mover<'a> {
         }
         let most = |size: fn(&KvSpec) -> usize| specs.iter().map(size).max().unwrap_or(0);
         let key = vec_filled(most(|s| s.heads * s.key_dim), 0.0, "the keys of a position")?;
-        let value = vec_filled(most(|s| s.heads * s.value_dim * s.dtype.bytes()), 0, "the values of a position")?;
-        Ok(Mover { keys, specs, tables, key, value })
+        let bytes = vec_with_capacity(most(|s| s.heads * s.place_bytes()), "the values of a position")?;
+        Ok(Mover { keys, specs, tables, key, bytes })
     }
 
     /// Sets the angles for a move.
@@ -190,34 +190,37 @@ impl<'a> Mover<'a> {
     }
 
     fn read(&mut self, kind: usize, page: &[u8], at: usize) {
-        let spec = &self.specs[kind];
+        let (spec, turned) = (&self.specs[kind], self.keys[kind]);
+        self.bytes.clear();
         for head in 0..spec.heads {
-            let keys = &mut self.key[head * spec.key_dim..][..spec.key_dim];
-            keys.iter_mut().enumerate().for_each(|(d, key)| *key = get(page, spec.key_of(head, at, d), spec.dtype));
-            let (from, bytes) = values(spec, head, at);
-            self.value[head * bytes..][..bytes].copy_from_slice(&page[from..from + bytes]);
-            if let Keys::Turned(id, style) = self.keys[kind] {
+            spec.value_runs(head, at).for_each(|run| self.bytes.extend_from_slice(&page[run]));
+            if let Keys::Turned(id, style) = turned {
+                let key = &mut self.key[head * spec.key_dim..][..spec.key_dim];
+                spec.read_key(page, head, at, key);
                 let table = self.tables.iter().find(|table| table.0 == id).expect("new() made a table for each");
-                rotate(keys, &table.1, style);
+                rotate(key, &table.1, style);
+            } else {
+                spec.key_runs(head, at).for_each(|run| self.bytes.extend_from_slice(&page[run]));
             }
         }
     }
 
     fn write(&self, kind: usize, page: &mut [u8], at: usize) {
-        let spec = &self.specs[kind];
+        let (spec, turned) = (&self.specs[kind], self.keys[kind]);
+        let mut bytes = &self.bytes[..];
+        let mut put = |page: &mut [u8], run: Range<usize>| {
+            let (taken, rest) = bytes.split_at(run.len());
+            page[run].copy_from_slice(taken);
+            bytes = rest;
+        };
         for head in 0..spec.heads {
-            let keys = &self.key[head * spec.key_dim..][..spec.key_dim];
-            keys.iter().enumerate().for_each(|(d, key)| put(page, spec.key_of(head, at, d), spec.dtype, *key));
-            let (to, bytes) = values(spec, head, at);
-            page[to..to + bytes].copy_from_slice(&self.value[head * bytes..][..bytes]);
+            spec.value_runs(head, at).for_each(|run| put(page, run));
+            match turned {
+                Keys::Turned(..) => spec.write_key(table(), page, head, at, &self.key[head * spec.key_dim..][..spec.key_dim]),
+                Keys::Fixed => spec.key_runs(head, at).for_each(|run| put(page, run)),
+            }
         }
     }
-}
-
-/// First byte and number of bytes of a head's value at a place of a page.
-fn values(spec: &KvSpec, head: usize, at: usize) -> (usize, usize) {
-    let bytes = spec.dtype.bytes();
-    ((spec.value_at(head) + at * spec.value_dim) * bytes, spec.value_dim * bytes)
 }
 
 /// Turns a head's key.
@@ -230,19 +233,5 @@ fn rotate(key: &mut [f32], table: &[(f64, f64)], style: RopeStyle) {
         let (x, y) = (f64::from(key[a]), f64::from(key[b]));
         key[a] = (x * cos - y * sin) as f32;
         key[b] = (y * cos + x * sin) as f32;
-    }
-}
-
-fn get(page: &[u8], at: usize, dtype: KvType) -> f32 {
-    match dtype {
-        KvType::F32 => f32::from_ne_bytes(std::array::from_fn(|i| page[4 * at + i])),
-        KvType::F16 => f16::from_ne_bytes([page[2 * at], page[2 * at + 1]]).to_f32(),
-    }
-}
-
-fn put(page: &mut [u8], at: usize, dtype: KvType, x: f32) {
-    match dtype {
-        KvType::F32 => page[4 * at..][..4].copy_from_slice(&x.to_ne_bytes()),
-        KvType::F16 => page[2 * at..][..2].copy_from_slice(&f16::from_f32(x).to_ne_bytes()),
     }
 }

@@ -8,10 +8,10 @@
 use super::row_attention::RowAttention;
 use super::{Frame, Gpu, Kv, KvPages, KvSpec, KvType, Op, PAGE, Port, Segment, Shape, Shapes, StateId, Turn, Value, View, WeightId};
 use crate::backend::cpu::simd::attend::{Attend, QUERIES, Query, VALUE_DIM, queries_at_once};
+use crate::backend::cpu::simd::attend_q8;
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
-use half::f16;
 use std::ops::Range;
 
 const CACHE_WRITE: Kernel = Kernel { file: "cache_write", name: "cache_write" };
@@ -50,12 +50,12 @@ impl CacheWrite {
         let at = position % PAGE;
         let (k, v, spec) = (frame.row(self.k, row), frame.row(self.v, row), &self.spec);
         for head in 0..spec.heads {
-            let keys = spec.key_at(head) + at / 16 * 16 * spec.key_dim + at % 16;
+            let (key, value) = (&k[head * spec.key_dim..][..spec.key_dim], &v[head * spec.value_dim..][..spec.value_dim]);
             // SAFETY: the page has `page_bytes`; this position's elements belong to this row alone.
-            unsafe { store(frame, page, keys, 16, spec.dtype, &k[head * spec.key_dim..][..spec.key_dim]) };
-            let values = spec.value_at(head) + at * spec.value_dim;
-            // SAFETY: as above.
-            unsafe { store(frame, page, values, 1, spec.dtype, &v[head * spec.value_dim..][..spec.value_dim]) };
+            unsafe {
+                spec.store_key(frame.simd, page, head, at, key);
+                spec.store_value(frame.simd, page, head, at, value);
+            }
         }
     }
 
@@ -66,42 +66,6 @@ impl CacheWrite {
             }
         }
     }
-}
-
-/// Writes elements of a page from `at` on, `step` apart.
-///
-/// # Safety
-/// They are inside the page, and nobody else touches them now.
-pub(super) unsafe fn store(frame: &Frame<'_>, page: *mut u8, at: usize, step: usize, dtype: KvType, x: &[f32]) {
-    const CHUNK: usize = 64;
-    let mut halves = [0u16; CHUNK];
-    for (chunk, x) in x.chunks(CHUNK).enumerate() {
-        let at = at + chunk * CHUNK * step;
-        // SAFETY: the caller's promise.
-        unsafe {
-            match dtype {
-                KvType::F32 => x.iter().enumerate().for_each(|(i, x)| page.cast::<f32>().add(at + i * step).write(*x)),
-                KvType::F16 => {
-                    frame.simd.to_f16(x, &mut halves[..x.len()]);
-                    halves[..x.len()].iter().enumerate().for_each(|(i, x)| page.cast::<u16>().add(at + i * step).write(*x));
-                }
-            }
-        }
-    }
-}
-
-/// Reads element `at` of a page.
-///
-/// # Safety
-/// `at` is inside the page, and nobody writes that element now.
-unsafe fn load(page: *const u8, at: usize, dtype: KvType) -> f64 {
-    // SAFETY: the caller's promise.
-    f64::from(unsafe {
-        match dtype {
-            KvType::F32 => page.cast::<f32>().add(at).read(),
-            KvType::F16 => page.cast::<f16>().add(at).read().to_f32(),
-        }
-    })
 }
 
 impl Op for CacheWrite {
@@ -127,7 +91,7 @@ impl Op for CacheWrite {
 
     fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
         let (k, v) = (gpu.view(self.k), gpu.view(self.v));
-        let args = CacheWriteArgs { k, v, batch: gpu.batch_at(), kv: self.spec.into(), state: gpu.kv_index(self.state), spare: 0 };
+        let args = CacheWriteArgs { k, v, batch: gpu.batch_at(), kv: self.spec.on_gpu()?, state: gpu.kv_index(self.state), spare: 0 };
         gpu.launch(CACHE_WRITE, Grid::columns(gpu.rows(self.k), gpu.width(self.k) + gpu.width(self.v)), &args)
     }
 
@@ -187,10 +151,12 @@ pub(super) fn check(
     (state, spec): (StateId, &KvSpec),
     sinks: Option<WeightId>,
 ) -> Result<Shape> {
-    let (q, KvSpec { heads: kv_heads, key_dim, value_dim, .. }) = (shapes.value(q), *spec);
+    let (q, KvSpec { heads: kv_heads, key_dim, value_dim, dtype }) = (shapes.value(q), *spec);
     ensure!(q.width == heads * key_dim, Internal, "{name}: {q:?} for {heads} heads of {key_dim}");
     ensure!(*spec == shapes.kv(state), Internal, "{name}: {spec:?} over pages of {:?}", shapes.kv(state));
     ensure!(kv_heads > 0 && heads.is_multiple_of(kv_heads), Unsupported, "{name}: {heads} query heads over {kv_heads} key/value heads");
+    let room = dtype != KvType::Q8 || attend_q8::fits(queries_at_once(value_dim), key_dim);
+    ensure!(room, Unsupported, "{name}: keys of {key_dim} elements beside values of {value_dim} are not computed in 8 bits");
     ensure!(value_dim <= VALUE_DIM, Unsupported, "{name}: values of {value_dim} elements; at most {VALUE_DIM} are computed");
     if let Some(sinks) = sinks {
         let found = shapes.weight(sinks).1;
@@ -199,7 +165,8 @@ pub(super) fn check(
     Ok(Shape::f32(q.rows, heads * value_dim))
 }
 
-/// The definition of one query over the positions it sees, as written in the papers, in f64.
+/// The definition of one query over the positions it sees, as written in the papers, in f64. Keys of 8 bits meet a query that is rounded
+/// likewise.
 pub(super) fn define(
     spec: &KvSpec,
     pages: &KvPages,
@@ -210,13 +177,17 @@ pub(super) fn define(
     y: &mut [f32],
 ) {
     let (scale, softcap, sink) = (f64::from(scale.unwrap_or(1.0)), softcap.map(f64::from), sink.map(f64::from));
+    let mut rounded = q.to_vec();
+    if spec.dtype == KvType::Q8 {
+        attend_q8::round_query(&mut rounded);
+    }
     let mut scores: Vec<f64> = positions
         .clone()
         .map(|p| {
             let page = pages.page(p / PAGE);
-            let base = spec.key_at(kv_head) + p % PAGE / 16 * 16 * spec.key_dim + p % 16;
             // SAFETY: inside the page; written before this operation.
-            let dot: f64 = (0..spec.key_dim).map(|d| f64::from(q[d]) * unsafe { load(page, base + d * 16, spec.dtype) }).sum();
+            let key = |d: usize| f64::from(unsafe { spec.key(page, kv_head, p % PAGE, d) });
+            let dot: f64 = (0..spec.key_dim).map(|d| f64::from(rounded[d]) * key(d)).sum();
             softcap.map_or(dot * scale, |cap| cap * (dot * scale / cap).tanh())
         })
         .collect();
@@ -224,9 +195,8 @@ pub(super) fn define(
     scores.iter_mut().for_each(|s| *s = (*s - most).exp());
     let total: f64 = scores.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - most).exp());
     for (d, y) in y.iter_mut().enumerate() {
-        let at = |p: usize| spec.value_at(kv_head) + p % PAGE * spec.value_dim + d;
         // SAFETY: as above.
-        let value = |p: usize| unsafe { load(pages.page(p / PAGE), at(p), spec.dtype) };
+        let value = |p: usize| f64::from(unsafe { spec.value(pages.page(p / PAGE), kv_head, p % PAGE, d) });
         *y = scores.iter().zip(positions.clone()).map(|(s, p)| s / total * value(p)).sum::<f64>() as f32;
     }
 }
@@ -380,7 +350,7 @@ impl Attention {
             value_at: spec.value_at(kv_head),
             key_dim: spec.key_dim,
             value_dim: spec.value_dim,
-            half: spec.dtype == KvType::F16,
+            dtype: spec.dtype,
             scale: self.scale,
             softcap: self.softcap,
         };
@@ -427,7 +397,7 @@ mod tests {
                 value_at: spec.value_at(head),
                 key_dim: spec.key_dim,
                 value_dim: spec.value_dim,
-                half: false,
+                dtype: spec.dtype,
                 scale: 0.125,
                 softcap: None,
             };

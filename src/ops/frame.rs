@@ -13,69 +13,6 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub use crate::backend::cpu::simd::attend::PAGE;
-
-/// Element type of cached keys and values.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum KvType {
-    /// Exact.
-    F32,
-    /// Half the bytes; rounded to nearest.
-    F16,
-}
-
-impl KvType {
-    /// Bytes of an element.
-    pub const fn bytes(self) -> usize {
-        match self {
-            KvType::F32 => 4,
-            KvType::F16 => 2,
-        }
-    }
-}
-
-/// Dims of one layer's key/value pages.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct KvSpec {
-    /// Key/value heads.
-    pub heads: usize,
-    /// Elements of a key.
-    pub key_dim: usize,
-    /// Elements of a value.
-    pub value_dim: usize,
-    /// Element type.
-    pub dtype: KvType,
-}
-
-impl KvSpec {
-    /// Bytes of a page: for each head `PAGE` keys as `[PAGE/16][key_dim][16]` (lane = position, so that a query meets
-    /// sixteen keys without a horizontal sum), then `PAGE` values as `[PAGE][value_dim]`. A head's keys and values lie together, so that a
-    /// pass over some of the heads reads long runs.
-    pub const fn page_bytes(&self) -> usize {
-        self.heads * PAGE * (self.key_dim + self.value_dim) * self.dtype.bytes()
-    }
-
-    /// Elements from one head of a page to the next.
-    pub const fn head_stride(&self) -> usize {
-        PAGE * (self.key_dim + self.value_dim)
-    }
-
-    /// Element index of head `head`'s keys in a page.
-    pub const fn key_at(&self, head: usize) -> usize {
-        head * self.head_stride()
-    }
-
-    /// Element index of element `d` of head `head`'s key at place `at` of a page.
-    pub const fn key_of(&self, head: usize, at: usize, d: usize) -> usize {
-        self.key_at(head) + at / 16 * 16 * self.key_dim + d * 16 + at % 16
-    }
-
-    /// Element index of head `head`'s values in a page.
-    pub const fn value_at(&self, head: usize) -> usize {
-        self.key_at(head) + PAGE * self.key_dim
-    }
-}
-
 /// The pages of one layer of one sequence: position `p` lives in page `p / PAGE`.
 #[derive(Clone, Copy, Debug)]
 pub struct KvPages {

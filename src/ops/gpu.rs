@@ -6,6 +6,7 @@
 
 use super::{Batch, Kind, KvSpec, KvType, Slot, SlotId, StateId, Value, WeightId};
 use crate::backend::cuda::launch::{Args, Grid, Kernel, Launch, bytes_of};
+use crate::ensure;
 use crate::error::Result;
 use std::ops::Range;
 
@@ -88,6 +89,15 @@ pub struct Kv {
     pub value_dim: u32,
     /// Whether elements are half floats; else f32.
     pub half: u32,
+}
+
+impl KvSpec {
+    /// As kernels see it, which know half floats and f32.
+    pub(super) fn on_gpu(&self) -> Result<Kv> {
+        let known = matches!(self.dtype, KvType::F32 | KvType::F16);
+        ensure!(known, Unsupported, "keys and values are kept in {:?}; a GPU keeps them in f16 or f32", self.dtype);
+        Ok((*self).into())
+    }
 }
 
 impl From<KvSpec> for Kv {

@@ -2,7 +2,6 @@
 //! work: norms, rotation, and the write into the cache.
 #![allow(unsafe_code)] // pages and rows of outputs, disjoint by row; argument structs
 
-use super::attention::store;
 use super::{Frame, Gpu, Kv, KvSpec, Op, PAGE, Port, RopeStyle, Shape, Shapes, StateId, Value, View, WeightId};
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
@@ -103,11 +102,11 @@ impl Heads {
         for (head, x) in frame.row(self.k, row).chunks(dim).enumerate() {
             self.head(frame, row, x, head * dim, self.k_norm, &mut turned[..dim]);
             // SAFETY: the page has `page_bytes`; this position's elements belong to this row alone.
-            unsafe { store(frame, page, spec.key_of(head, at, 0), 16, spec.dtype, &turned[..dim]) };
+            unsafe { spec.store_key(frame.simd, page, head, at, &turned[..dim]) };
         }
         for (head, v) in frame.row(self.v, row).chunks(spec.value_dim).enumerate() {
             // SAFETY: as above.
-            unsafe { store(frame, page, spec.value_at(head) + at * spec.value_dim, 1, spec.dtype, v) };
+            unsafe { spec.store_value(frame.simd, page, head, at, v) };
         }
     }
 }
@@ -154,7 +153,7 @@ impl Op for Heads {
             batch: gpu.batch_at(),
             q_norm: gpu.vector(weight(self.q_norm)),
             k_norm: gpu.vector(weight(self.k_norm)),
-            kv: self.spec.into(),
+            kv: self.spec.on_gpu()?,
             q_len: gpu.vector_len(weight(self.q_norm)) as u32,
             k_len: gpu.vector_len(weight(self.k_norm)) as u32,
             q_eps: eps(self.q_norm),

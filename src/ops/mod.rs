@@ -30,6 +30,7 @@ mod hyper;
 mod hyper_inject;
 mod index;
 mod join;
+mod kv;
 mod lanes;
 mod last_rows;
 mod linear;
@@ -85,9 +86,7 @@ pub use engram::{EngramHash, EngramInject, EngramRows};
 pub use expand_heads::ExpandHeads;
 pub use expert_linear::ExpertLinear;
 pub use failure::Failure;
-pub use frame::{
-    Batch, Frame, KvPages, KvSpec, KvType, Matrix, OutRows, PAGE, Segment, Slot, SlotSpec, SlotState, StatePointers, StoredRows, Weight,
-};
+pub use frame::{Batch, Frame, KvPages, Matrix, OutRows, Segment, Slot, SlotSpec, SlotState, StatePointers, StoredRows, Weight};
 pub use gpu::{Gpu, GpuWeight, Kv, LayoutKind, Part, View};
 pub use hash_route::HashRoute;
 pub use head_gate::HeadGate;
@@ -98,6 +97,7 @@ pub use hyper::{HyperCollapse, HyperExpand, HyperMix, MOST_STREAMS};
 pub use hyper_inject::HyperInject;
 pub use index::{IndexBlocks, IndexSelect, Indexer};
 pub use join::Join;
+pub use kv::{KvSpec, KvType, PAGE};
 pub use last_rows::LastRows;
 pub use linear::Linear;
 pub use mamba2::Mamba2;

@@ -9,7 +9,7 @@ use super::{Frame, Gpu, KvPages, KvSpec, KvType, Op, PAGE, Port, Shape, Shapes, 
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
-use half::f16;
+use half::{bf16, f16};
 
 /// Where and how records are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,14 @@ impl Records {
                 }
                 &scratch[..count]
             }
+            KvType::Bf16 => {
+                for (i, v) in scratch[..count].iter_mut().enumerate() {
+                    // SAFETY: as above.
+                    *v = unsafe { page.cast::<bf16>().add(at + i).read() }.to_f32();
+                }
+                &scratch[..count]
+            }
+            KvType::Q8 => unreachable!("check() refused it"),
         }
     }
 
@@ -76,6 +84,8 @@ impl Records {
                 match self.dtype {
                     KvType::F32 => page.cast::<f32>().add(at + i).write(*v),
                     KvType::F16 => page.cast::<f16>().add(at + i).write(f16::from_f32(*v)),
+                    KvType::Bf16 => page.cast::<bf16>().add(at + i).write(bf16::from_f32(*v)),
+                    KvType::Q8 => unreachable!("check() refused it"),
                 }
             }
         }
@@ -84,6 +94,7 @@ impl Records {
     /// Checks that the state was declared for these records.
     pub(super) fn check(&self, shapes: &dyn Shapes) -> Result<()> {
         let (found, wanted) = (shapes.kv(self.state), Records::spec(self.width, self.every, self.dtype));
+        ensure!(self.dtype != KvType::Q8, Unsupported, "records of {} elements are not kept in 8 bits", self.width);
         ensure!(found == wanted, Internal, "records of {} every {}: pages are {found:?}, expected {wanted:?}", self.width, self.every);
         Ok(())
     }
@@ -176,6 +187,7 @@ impl Op for RecordWrite {
     }
 
     fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
+        Records::spec(1, 1, self.records.dtype).on_gpu()?;
         let args = RecordWriteArgs { x: gpu.view(self.x), batch: gpu.batch_at(), records: self.records.gpu(gpu) };
         gpu.launch(RECORD_WRITE, Grid::cells(gpu.rows(self.x), self.records.width, 256), &args)
     }

@@ -165,6 +165,7 @@ impl RowAttention {
     /// Queues the kernels for all rows.
     pub fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
         let (spec, group) = (&self.spec, self.heads / self.spec.heads);
+        spec.on_gpu()?;
         let fits = spec.dtype == KvType::F16 && spec.key_dim.is_multiple_of(16) && spec.value_dim.is_multiple_of(8);
         if !fits || spec.key_dim.max(spec.value_dim) > WIDEST || group > PROMPT_QUERIES {
             return self.short(gpu, u32::MAX);

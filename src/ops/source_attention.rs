@@ -6,7 +6,7 @@
 #![allow(unsafe_code)] // pages and rows of outputs, disjoint by row and head
 
 use super::row_attention::RowAttention;
-use super::{Frame, Gpu, KvSpec, KvType, Op, Port, Shape, Shapes, StateId, Turn, Value, attention};
+use super::{Frame, Gpu, KvSpec, Op, Port, Shape, Shapes, StateId, Turn, Value, attention};
 use crate::backend::cpu::simd::attend::{Attend, QUERIES, Query};
 use crate::error::Result;
 use crate::op_common;
@@ -55,7 +55,7 @@ impl SourceAttention {
             value_at: spec.value_at(head),
             key_dim: spec.key_dim,
             value_dim: spec.value_dim,
-            half: spec.dtype == KvType::F16,
+            dtype: spec.dtype,
             scale: self.scale,
             softcap: None,
         };

@@ -100,6 +100,9 @@ static void options_are_read_with_care(void) {
     options.compute = 77;
     EXPECT(METRALE_UNKNOWN_OPTION, metrale_load(path, &options, &model, &err));
     options.compute = METRALE_COMPUTE_F32;
+    options.kv_type = METRALE_KV_Q8 + 1;
+    EXPECT(METRALE_UNKNOWN_OPTION, metrale_load(path, &options, &model, &err));
+    options.kv_type = METRALE_KV_DEFAULT;
     options.synthetic = "Q9_9";
     EXPECT(METRALE_UNKNOWN_OPTION, metrale_load(path, &options, &model, &err));
     options.synthetic = NULL;

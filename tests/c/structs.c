@@ -20,6 +20,7 @@ static void layout(void) {
     AT(metrale_load_options, memory, 72);
     AT(metrale_load_options, expert_bytes, 80);
     AT(metrale_load_options, precision, 88);
+    AT(metrale_load_options, kv_type, 108);
     AT(metrale_runtime_options, flags, 8);
     AT(metrale_runtime_options, alloc, 16);
     AT(metrale_runtime_options, free, 24);

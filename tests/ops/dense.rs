@@ -177,7 +177,8 @@ fn fused_for_devices() {
 
 #[test]
 fn attention() {
-    for dtype in [KvType::F32, KvType::F16] {
+    // Weights of 14 bits meet values of 8.
+    for (dtype, tolerance) in [(KvType::F32, 1e-5), (KvType::F16, 1e-5), (KvType::Bf16, 1e-5), (KvType::Q8, 5e-4)] {
         for (heads, kv_heads, dim, window, softcap, sinks) in [
             (4, 2, 16, None, None, false),
             (4, 1, 64, Some(24), None, true),
@@ -188,8 +189,10 @@ fn attention() {
             (6, 1, 128, Some(70), None, true),
             (10, 1, 64, None, None, false),
             (2, 2, 256, Some(40), None, false),
+            // Widths that end inside a block of 8 bits.
+            (7, 1, 20, None, Some(3.0), true),
         ] {
-            attends("", 1e-5, heads, KvSpec { heads: kv_heads, key_dim: dim, value_dim: dim, dtype }, window, softcap, sinks);
+            attends("", tolerance, heads, KvSpec { heads: kv_heads, key_dim: dim, value_dim: dim, dtype }, window, softcap, sinks);
         }
     }
     for (heads, kv_heads, dim, window, softcap, sinks) in [

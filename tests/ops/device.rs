@@ -88,6 +88,10 @@ impl OnDevice {
                 println!("PENDING {}", e.message().split(':').next().unwrap());
                 None
             }
+            Err(e) if e.kind() == Kind::Unsupported && e.message().contains("a GPU keeps them in") => {
+                println!("PENDING {}", e.message());
+                None
+            }
             Err(e) => panic!("{e}"),
         }
     }

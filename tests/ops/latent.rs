@@ -53,7 +53,7 @@ fn pieces_of_latent_attention() {
 
 #[test]
 fn rows_that_all_heads_share() {
-    for dtype in [KvType::F32, KvType::F16] {
+    for dtype in [KvType::F32, KvType::F16, KvType::Bf16] {
         for (heads, width, value_dim, window, every, sinks) in
             [(3, 40, 32, None, None, false), (10, 48, 48, Some(9), Some(4), true), (1, 16, 16, Some(1), Some(1), true)]
                 .into_iter()
@@ -309,13 +309,21 @@ fn both_forms_of_latent_attention_agree() {
 
 #[test]
 fn attention_over_a_source() {
-    for (dim, dtype) in [(24, KvType::F32), (24, KvType::F16), (64, KvType::F16)] {
+    let cases = [
+        (24, KvType::F32, 1e-5),
+        (24, KvType::F16, 1e-5),
+        (64, KvType::F16, 1e-5),
+        (24, KvType::Bf16, 1e-5),
+        (24, KvType::Q8, 5e-4),
+        (64, KvType::Q8, 5e-4),
+    ];
+    for (dim, dtype, tolerance) in cases {
         let spec = KvSpec { heads: 3, key_dim: dim, value_dim: dim, dtype };
         let declare = move |d: &mut Declarations| {
             d.source_kv(spec);
             Vec::new()
         };
-        compare(&format!("source_attention {dim} {dtype:?}"), declare, Layout::F32, 1e-5, |b, _| {
+        compare(&format!("source_attention {dim} {dtype:?}"), declare, Layout::F32, tolerance, |b, _| {
             let (q, k, v) = (b.given(3 * dim), b.given(3 * dim), b.given(3 * dim));
             b.t.record(CacheWrite { k, v, state: StateId(0), spec });
             b.t.op(SourceAttention { q, state: StateId(0), spec, scale: 1.5, y: Value::NONE })

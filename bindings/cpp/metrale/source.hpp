@@ -26,6 +26,7 @@ struct load_options {
     std::uint64_t expert_bytes = 0;
     std::string precision;
     std::uint64_t prefix_bytes = 0;
+    std::uint32_t kv_type = METRALE_KV_DEFAULT;
 
     // As the library takes them; points into this object.
     metrale_load_options c() const {
@@ -45,6 +46,7 @@ struct load_options {
         out.expert_bytes = expert_bytes;
         if (!precision.empty()) out.precision = precision.c_str();
         out.prefix_bytes = prefix_bytes;
+        out.kv_type = kv_type;
         return out;
     }
 

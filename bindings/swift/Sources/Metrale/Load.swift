@@ -10,6 +10,18 @@ public struct LoadProgress: Sendable {
     public let total: UInt64
 }
 
+/// What keys and values are kept in.
+public enum KVType: UInt32, Sendable {
+    /// f32 where everything is exact or the file is stored in f32, else f16.
+    case automatic = 0
+    case f32 = 1
+    case f16 = 2
+    /// The bytes of f16, the range of f32.
+    case bf16 = 3
+    /// 8 bits and scales: about half of the bytes of f16.
+    case q8 = 4
+}
+
 /// How to load a model. Zeros are defaults.
 public struct LoadOptions: Sendable {
     /// Most threads that compute; 0 takes the processors this process may use.
@@ -22,6 +34,8 @@ public struct LoadOptions: Sendable {
     public var prefixBytes: UInt64 = 0
     /// Every weight decoded to its exact value, activations and cache in f32.
     public var exact = false
+    /// What keys and values are kept in.
+    public var kv = KVType.automatic
     /// Called on the thread that loads.
     public var progress: (@Sendable (LoadProgress) -> Void)?
 
@@ -45,6 +59,7 @@ final class Loading: @unchecked Sendable { // the handle may be used on any thre
         wanted.memory = options.memory
         wanted.prefix_bytes = options.prefixBytes
         wanted.compute = options.exact ? UInt32(METRALE_COMPUTE_F32) : UInt32(METRALE_COMPUTE_DEFAULT)
+        wanted.kv_type = options.kv.rawValue
         if options.progress != nil {
             wanted.user = Unmanaged.passUnretained(self).toOpaque()
             wanted.progress = { user, done, total, phase in

@@ -9,6 +9,7 @@
 //! 11 GB/s where one stream came at 30, with and without prefetching; runs of 32 KiB at 22.)
 #![allow(unsafe_code)] // Reads pages through pointers that the caller vouches for.
 
+use super::attend_q8::Eight;
 use super::lane::{Lanes, Registers, Tile};
 use super::vector;
 use crate::backend::cpu::pack::LANES;
@@ -21,11 +22,35 @@ pub const QUERIES: usize = 32;
 /// Most elements of a value; scratch lies on the stack.
 pub const VALUE_DIM: usize = 512;
 /// Positions that share a step of the running maximum; whole pages.
-const BLOCK: usize = PAGE;
+pub(super) const BLOCK: usize = PAGE;
 /// Bytes ahead that memory is asked for.
 const AHEAD: usize = 4096;
 /// Elements of weighted values that are gathered at a time.
 const GATHERED: usize = 8 * VALUE_DIM;
+
+/// Element type of cached keys and values.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum KvType {
+    /// Exact.
+    F32,
+    /// Half the bytes; rounded to nearest.
+    F16,
+    /// As many bytes, the range of f32 and three bits less.
+    Bf16,
+    /// 8 bits and a scale: for each 32 elements of a key, and for each value.
+    Q8,
+}
+
+impl KvType {
+    /// Bytes of an element; of the numbers that go with elements of 8 bits, [`super::attend_q8`] knows.
+    pub const fn bytes(self) -> usize {
+        match self {
+            KvType::F32 => 4,
+            KvType::F16 | KvType::Bf16 => 2,
+            KvType::Q8 => 1,
+        }
+    }
+}
 
 /// One query: where it reads and writes, and which positions it sees.
 #[derive(Clone, Copy)]
@@ -49,27 +74,54 @@ pub struct Attend<'a> {
     pub queries: &'a [Query],
     /// Key/value heads, one behind the other.
     pub heads: usize,
-    /// Elements from one head of a page to the next.
+    /// Elements from one head of a page to the next; in 8 bits these three are bytes.
     pub stride: usize,
     /// By page number, up to the last page any query sees.
     pub pages: &'a [*mut u8],
-    /// Element index of the first head's keys in a page: `[PAGE / 16][key_dim][16]`.
+    /// Element index of the first head's keys in a page: `[PAGE / 16][key_dim][16]`; in 8 bits as `attend_q8.rs` says.
     pub key_at: usize,
-    /// Element index of the first head's values in a page: `[PAGE][value_dim]`.
+    /// Element index of the first head's values in a page: `[PAGE][value_dim]`; in 8 bits as above.
     pub value_at: usize,
     /// Elements of a key.
     pub key_dim: usize,
     /// Elements of a value, at most [`VALUE_DIM`].
     pub value_dim: usize,
-    /// Elements are half floats instead of f32.
-    pub half: bool,
+    /// Element type.
+    pub dtype: KvType,
     /// Factor on the scores.
     pub scale: f32,
     /// `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
 }
 
-/// Element type of a page.
+/// How pages keep keys and values.
+pub(super) trait Store: Sized {
+    /// What is made of the queries of a pass before it.
+    type Queries;
+    /// Makes it.
+    unsafe fn queries<S: Lanes>(a: &Attend<'_>, queries: &[Query]) -> Self::Queries;
+    /// Products of `R` queries, of which the pass has `first` before them, with keys of the block that begins at `start`: at least those of its
+    /// positions `seen.0 .. seen.1`.
+    unsafe fn scores<S: Lanes, const R: usize>(
+        a: &Attend<'_>,
+        queries: &[Query],
+        made: &Self::Queries,
+        first: usize,
+        start: usize,
+        seen: (usize, usize),
+        weights: &mut [[f32; BLOCK]; R],
+    );
+    /// Adds the values of the block's positions that each query sees, times their weights (0 for others), to `R` rows of `y`.
+    unsafe fn weigh<S: Lanes, const R: usize>(
+        a: &Attend<'_>,
+        start: usize,
+        sees: &[(usize, usize); R],
+        weights: &[[f32; BLOCK]; R],
+        y: *mut f32,
+    );
+}
+
+/// Element type of a page of floats.
 trait Element {
     /// Bytes of an element.
     const BYTES: usize;
@@ -81,6 +133,7 @@ trait Element {
 
 struct Full;
 struct Half;
+struct Brain;
 
 impl Element for Full {
     const BYTES: usize = 4;
@@ -110,6 +163,20 @@ impl Element for Half {
     }
 }
 
+impl Element for Brain {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(page: *const u8, at: usize) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_bf16(page.add(at * 2)) }
+    }
+    #[inline(always)]
+    unsafe fn one(page: *const u8, at: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        half::bf16::from_bits(unsafe { *page.cast::<u16>().add(at) }).to_f32()
+    }
+}
+
 /// What a query has gathered: the maximum, the weights' sum, the weighted values.
 struct State {
     most: [f32; QUERIES],
@@ -129,10 +196,11 @@ pub(super) unsafe fn attend<S: Lanes>(a: &Attend<'_>) {
     for queries in a.queries.chunks(queries_at_once(a.value_dim)) {
         // SAFETY: the caller's promise.
         unsafe {
-            if a.half {
-                S::call(Pass::<S, Half> { a, queries, _types: PhantomData });
-            } else {
-                S::call(Pass::<S, Full> { a, queries, _types: PhantomData });
+            match a.dtype {
+                KvType::F32 => S::call(Pass::<S, Full> { a, queries, _types: PhantomData }),
+                KvType::F16 => S::call(Pass::<S, Half> { a, queries, _types: PhantomData }),
+                KvType::Bf16 => S::call(Pass::<S, Brain> { a, queries, _types: PhantomData }),
+                KvType::Q8 => S::call(Pass::<S, Eight> { a, queries, _types: PhantomData }),
             }
         }
     }
@@ -144,7 +212,7 @@ struct Pass<'a, S, T> {
     _types: PhantomData<(S, T)>,
 }
 
-impl<S: Lanes, T: Element> Tile for Pass<'_, S, T> {
+impl<S: Lanes, T: Store> Tile for Pass<'_, S, T> {
     #[inline(always)]
     unsafe fn run(self) {
         let Pass { a, queries, .. } = self;
@@ -152,6 +220,8 @@ impl<S: Lanes, T: Element> Tile for Pass<'_, S, T> {
         let first = queries.iter().map(|q| q.first).min().unwrap_or(0);
         let last = queries.iter().map(|q| q.last).max().unwrap_or(0);
         let each = queries.len() / a.heads;
+        // SAFETY: queries hold `key_dim` elements.
+        let made = &unsafe { T::queries::<S>(a, queries) };
         for (start, head) in (first / BLOCK * BLOCK..=last).step_by(BLOCK).flat_map(|start| (0..a.heads).map(move |head| (start, head))) {
             let a = &Attend { key_at: a.key_at + head * a.stride, value_at: a.value_at + head * a.stride, ..*a };
             let (mut r, end) = (head * each, (head + 1) * each);
@@ -163,6 +233,7 @@ impl<S: Lanes, T: Element> Tile for Pass<'_, S, T> {
                             S::call(BlockTile::<S, T, $R> {
                                 a,
                                 queries: &queries[r..r + $R],
+                                made,
                                 r,
                                 state: &mut state,
                                 start,
@@ -214,9 +285,10 @@ unsafe fn times<S: Lanes>(factor: f32, x: *const f32, y: *mut f32, n: usize) {
 }
 
 /// `R` queries over the positions they see of the block that begins at `start`.
-struct BlockTile<'a, S, T, const R: usize> {
+struct BlockTile<'a, S, T: Store, const R: usize> {
     a: &'a Attend<'a>,
     queries: &'a [Query],
+    made: &'a T::Queries,
     /// Place of the first one in `state`.
     r: usize,
     state: &'a mut State,
@@ -224,10 +296,10 @@ struct BlockTile<'a, S, T, const R: usize> {
     _types: PhantomData<(S, T)>,
 }
 
-impl<S: Lanes, T: Element, const R: usize> Tile for BlockTile<'_, S, T, R> {
+impl<S: Lanes, T: Store, const R: usize> Tile for BlockTile<'_, S, T, R> {
     #[inline(always)]
     unsafe fn run(self) {
-        let BlockTile { a, queries, r: first, state, start, .. } = self;
+        let BlockTile { a, queries, made, r: first, state, start, .. } = self;
         // What each query sees of the block; nothing is `lo == hi`.
         let mut sees = [(0, 0); R];
         for (sees, q) in sees.iter_mut().zip(queries) {
@@ -241,32 +313,7 @@ impl<S: Lanes, T: Element, const R: usize> Tile for BlockTile<'_, S, T, R> {
         }
         let mut weights = [[0.0f32; BLOCK]; R];
         // SAFETY: the pages from `low` to `high` exist; queries hold `key_dim` elements.
-        unsafe {
-            let mut page = low / PAGE;
-            while page * PAGE < high {
-                if wide::<S>() && (page + 1) * PAGE < high {
-                    S::call(Scores::<S, T, R, 4> {
-                        a,
-                        queries,
-                        pages: start / PAGE + page,
-                        column: page * PAGE,
-                        weights: &mut weights,
-                        _types: PhantomData,
-                    });
-                    page += 2;
-                } else {
-                    S::call(Scores::<S, T, R, 2> {
-                        a,
-                        queries,
-                        pages: start / PAGE + page,
-                        column: page * PAGE,
-                        weights: &mut weights,
-                        _types: PhantomData,
-                    });
-                    page += 1;
-                }
-            }
-        }
+        unsafe { T::scores::<S, R>(a, queries, made, first, start, (low, high), &mut weights) };
         let dim = a.value_dim;
         let mut falls = [f32::NEG_INFINITY; LANES];
         // SAFETY: whole vectors of weights, and of the rows of `dim` in `state`.
@@ -325,19 +372,63 @@ impl<S: Lanes, T: Element, const R: usize> Tile for BlockTile<'_, S, T, R> {
                 }
             }
         }
+        // SAFETY: positions that are seen have values; `state` holds `R` rows of `dim` from here on.
+        unsafe { T::weigh::<S, R>(a, start, &sees, &weights, state.values[first * dim..].as_mut_ptr()) };
+    }
+}
+
+impl<T: Element> Store for T {
+    type Queries = ();
+
+    #[inline(always)]
+    unsafe fn queries<S: Lanes>(_: &Attend<'_>, _: &[Query]) {}
+
+    #[inline(always)]
+    unsafe fn scores<S: Lanes, const R: usize>(
+        a: &Attend<'_>,
+        queries: &[Query],
+        _: &(),
+        _: usize,
+        start: usize,
+        (low, high): (usize, usize),
+        weights: &mut [[f32; BLOCK]; R],
+    ) {
+        let mut page = low / PAGE;
+        while page * PAGE < high {
+            let (pages, column) = (start / PAGE + page, page * PAGE);
+            // SAFETY: the caller's promise.
+            unsafe {
+                if wide::<S>() && (page + 1) * PAGE < high {
+                    S::call(Scores::<S, T, R, 4> { a, queries, pages, column, weights, _types: PhantomData });
+                    page += 2;
+                } else {
+                    S::call(Scores::<S, T, R, 2> { a, queries, pages, column, weights, _types: PhantomData });
+                    page += 1;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn weigh<S: Lanes, const R: usize>(
+        a: &Attend<'_>,
+        start: usize,
+        sees: &[(usize, usize); R],
+        weights: &[[f32; BLOCK]; R],
+        y: *mut f32,
+    ) {
         // What all see goes through the tile, the rest before and after it for each alone.
         let joint = (sees.iter().map(|s| s.0).max().unwrap_or(0), sees.iter().map(|s| s.1).min().unwrap_or(0));
-        let values = state.values[first * dim..].as_mut_ptr();
-        // SAFETY: the positions are seen, so their values exist; `state` holds `R` rows of `dim` from here on.
+        // SAFETY: the caller's promise.
         unsafe {
             let alone = |r: usize, lo: usize, hi: usize| {
                 if lo < hi {
-                    weigh::<S, T, 1>(a, start, lo, hi, &weights[r..], values.add(r * dim));
+                    weigh::<S, T, 1>(a, start, lo, hi, &weights[r..], y.add(r * a.value_dim));
                 }
             };
             if joint.0 < joint.1 {
                 (0..R).for_each(|r| alone(r, sees[r].0, joint.0));
-                weigh::<S, T, R>(a, start, joint.0, joint.1, &weights, values);
+                weigh::<S, T, R>(a, start, joint.0, joint.1, weights, y);
                 (0..R).for_each(|r| alone(r, joint.1, sees[r].1));
             } else {
                 (0..R).for_each(|r| alone(r, sees[r].0, sees[r].1));
@@ -347,7 +438,7 @@ impl<S: Lanes, T: Element, const R: usize> Tile for BlockTile<'_, S, T, R> {
 }
 
 /// Whether tiles of four registers by six queries fit the register file.
-const fn wide<S: Lanes>() -> bool {
+pub(super) const fn wide<S: Lanes>() -> bool {
     S::REGISTERS.are(Registers::ThirtyTwo)
 }
 

@@ -115,6 +115,14 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self::F {
+        // SAFETY: see above.
+        unsafe {
+            let half = |p: *const u8| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()))));
+            [half(p), half(p.add(16))]
+        }
+    }
+    #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self::F {
         // SAFETY: see above.
         unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast()))] }
@@ -181,6 +189,19 @@ impl Lanes for Avx2 {
         unsafe {
             let x = _mm256_set1_epi32(x);
             [Self::dot_bytes(acc[0], codes[0], x), Self::dot_bytes(acc[1], codes[1], x)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_signed(p: *const u8) -> Self::N {
+        // SAFETY: see above.
+        unsafe { [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())] }
+    }
+    #[inline(always)]
+    unsafe fn dot_signed(acc: Self::I, codes: Self::N, x: i32) -> Self::I {
+        // SAFETY: see above. Neighbours do not saturate: 2 * 127 * 128.
+        unsafe {
+            let x = _mm256_set1_epi32(x);
+            [Self::dot_bytes(acc[0], x, codes[0]), Self::dot_bytes(acc[1], x, codes[1])]
         }
     }
     #[inline(always)]

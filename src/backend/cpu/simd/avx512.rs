@@ -1,8 +1,9 @@
 //! The lanes as one AVX-512 register; dot products by VNNI.
 #![allow(unsafe_code)] // Intrinsics.
 
+use super::attend::PAGE;
 use super::lane::{Lanes, Registers, Tile};
-use super::quantize::{self, TINY};
+use super::quantize::{self, MOST, Split, TINY};
 use super::vector;
 use crate::backend::cpu::activations::{Q8_BLOCK, Q8Block};
 use std::arch::x86_64::*;
@@ -76,6 +77,11 @@ impl Lanes for Avx512 {
     unsafe fn load_bf16_high(p: *const u8) -> Self::F {
         // SAFETY: see above.
         unsafe { _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p.cast()), _mm512_set1_epi32(0xffff_0000u32 as i32))) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))) }
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self::F {
@@ -176,6 +182,38 @@ impl Lanes for Avx512 {
     unsafe fn dot_nibbles(acc: Self::I, codes: Self::N, x: i32) -> Self::I {
         // SAFETY: see above.
         unsafe { Self::dot(acc, codes, x) }
+    }
+    #[inline(always)]
+    unsafe fn split(x: &[f32; PAGE]) -> Split {
+        // SAFETY: see above; 32 elements, 32 codes.
+        unsafe {
+            let (low, high) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
+            let largest = _mm512_max_epi32(_mm512_castps_si512(low), _mm512_castps_si512(high));
+            let largest = f32::from_bits(_mm512_reduce_max_epi32(largest) as u32);
+            if !(largest.is_finite() && largest >= TINY) {
+                return quantize::split(x);
+            }
+            let mut split = Split::ZERO;
+            split.gain = largest / MOST;
+            let inverse = _mm512_set1_ps(MOST / largest);
+            for (i, x) in [low, high].into_iter().enumerate() {
+                let codes = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
+                let low = _mm512_and_si512(codes, _mm512_set1_epi32(127));
+                _mm_storeu_si128(split.high.as_mut_ptr().add(16 * i).cast(), _mm512_cvtepi32_epi8(_mm512_srli_epi32::<7>(codes)));
+                _mm_storeu_si128(split.low.as_mut_ptr().add(16 * i).cast(), _mm512_cvtepi32_epi8(low));
+            }
+            split
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_signed(p: *const u8) -> Self::N {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn dot_signed(acc: Self::I, codes: Self::N, x: i32) -> Self::I {
+        // SAFETY: see above.
+        unsafe { _mm512_dpbusd_epi32(acc, _mm512_set1_epi32(x), codes) }
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {

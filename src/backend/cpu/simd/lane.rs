@@ -5,6 +5,8 @@
 #![allow(unsafe_code)] // The methods are unsafe: they need their instruction set, and pointers that are good for 16 lanes.
 
 use super::super::activations::{Q8_BLOCK, Q8Block};
+use super::attend::PAGE;
+use super::quantize::Split;
 
 /// Vectors of 16 lanes. Integer sums are exact, so only the float methods decide bits: each is one rounding per lane, except `fma`,
 /// which the scalar set rounds twice.
@@ -19,7 +21,7 @@ pub(super) trait Lanes {
     type I: Copy;
     /// 16 groups of four 8-bit weights, ready for `dot`.
     type W: Copy;
-    /// 16 groups of four 4-bit codes in bytes.
+    /// 16 groups of four codes in bytes.
     type N: Copy;
     /// A table of 16 weights.
     type T: Copy;
@@ -47,6 +49,8 @@ pub(super) trait Lanes {
     unsafe fn load_bf16_low(p: *const u8) -> Self::F;
     /// High halves of 16 32-bit words as bfloat16.
     unsafe fn load_bf16_high(p: *const u8) -> Self::F;
+    /// 16 bfloat16.
+    unsafe fn load_bf16(p: *const u8) -> Self::F;
     /// 16 half floats.
     unsafe fn load_f16(p: *const u8) -> Self::F;
 
@@ -73,12 +77,11 @@ pub(super) trait Lanes {
         let mut m = [0.0f32; 16];
         // SAFETY: the caller has the instruction set; an array of 16.
         unsafe { Self::store(m.as_mut_ptr(), x) };
-        for half in [8, 4, 2, 1] {
-            for i in 0..half {
-                m[i] = if m[i + half] > m[i] { m[i + half] } else { m[i] };
-            }
-        }
-        m[0]
+        let larger = |a: f32, b: f32| if b > a { b } else { a };
+        let m: [f32; 8] = std::array::from_fn(|i| larger(m[i], m[i + 8]));
+        let m: [f32; 4] = std::array::from_fn(|i| larger(m[i], m[i + 4]));
+        let m: [f32; 2] = std::array::from_fn(|i| larger(m[i], m[i + 2]));
+        larger(m[0], m[1])
     }
     /// Exponentials of what is at most 0; NaN stays.
     #[inline(always)]
@@ -93,6 +96,12 @@ pub(super) trait Lanes {
             y = y.map(|x| super::vector::exp_below::<Self>(x));
             Self::load(y.as_ptr())
         }
+    }
+
+    /// A page's weights in two times seven bits.
+    #[inline(always)]
+    unsafe fn split(x: &[f32; PAGE]) -> Split {
+        super::quantize::split(x)
     }
 
     /// A block of 8-bit activations.
@@ -114,6 +123,10 @@ pub(super) trait Lanes {
     unsafe fn dot(acc: Self::I, w: Self::W, x: i32) -> Self::I;
     /// The same for codes 0..=15.
     unsafe fn dot_nibbles(acc: Self::I, codes: Self::N, x: i32) -> Self::I;
+    /// 64 signed bytes.
+    unsafe fn load_signed(p: *const u8) -> Self::N;
+    /// `acc[lane] += sum of codes[lane][i] * x[i]` over the four bytes of `x`, which are 0..=127.
+    unsafe fn dot_signed(acc: Self::I, codes: Self::N, x: i32) -> Self::I;
     unsafe fn prefetch(p: *const u8);
 }
 

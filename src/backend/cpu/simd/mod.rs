@@ -8,6 +8,7 @@
 #[macro_use]
 mod unroll;
 pub mod attend;
+pub mod attend_q8;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)] // Calls lane methods.
 
 use super::super::activations::{Q8_BLOCK, Q8Block};
+use super::attend::PAGE;
 use super::lane::Lanes;
 
 /// Below this the scale would become subnormal, and its inverse infinite; such a block is zeros.
@@ -24,12 +25,7 @@ pub(super) unsafe fn row<S: Lanes>(x: &[f32], out: &mut [Q8Block]) {
 /// The definition.
 #[inline(always)]
 pub(super) fn block(x: &[f32; Q8_BLOCK]) -> Q8Block {
-    // Without the sign, floats order like their bits, and NaN is above infinity: one integer maximum finds both.
-    let mut largest = 0u32;
-    for v in x {
-        largest = largest.max(v.to_bits() & 0x7fff_ffff);
-    }
-    let largest = f32::from_bits(largest);
+    let largest = largest(x);
     if !largest.is_finite() {
         return Q8Block::of([0; Q8_BLOCK], f32::NAN);
     }
@@ -44,9 +40,51 @@ pub(super) fn block(x: &[f32; Q8_BLOCK]) -> Q8Block {
     Q8Block::of(codes, largest / 127.0)
 }
 
+/// A page's weights as `gain * (128 * high + low)`, both in 0..=127.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Split {
+    pub high: [u8; PAGE],
+    pub low: [u8; PAGE],
+    /// NaN where a weight was not finite.
+    pub gain: f32,
+}
+
+impl Split {
+    pub const ZERO: Split = Split { high: [0; PAGE], low: [0; PAGE], gain: 0.0 };
+}
+
+/// The largest code of a weight: two times seven bits.
+pub(super) const MOST: f32 = 16383.0;
+
+/// The definition of [`Split`], for weights of which none is negative.
+#[inline(always)]
+pub(super) fn split(x: &[f32; PAGE]) -> Split {
+    let largest = largest(x);
+    if !largest.is_finite() {
+        return Split { gain: f32::NAN, ..Split::ZERO };
+    }
+    if largest < TINY {
+        return Split::ZERO;
+    }
+    let inverse = MOST / largest;
+    let mut out = Split { gain: largest / MOST, ..Split::ZERO };
+    for (i, x) in x.iter().enumerate() {
+        let code = nearest(x * inverse);
+        (out.high[i], out.low[i]) = ((code >> 7) as u8, (code & 127) as u8);
+    }
+    out
+}
+
+/// The largest magnitude; NaN if there is one.
+#[inline(always)]
+pub(super) fn largest(x: &[f32]) -> f32 {
+    // Without the sign, floats order like their bits, and NaN is above infinity: one integer maximum finds both.
+    f32::from_bits(x.iter().fold(0u32, |largest, v| largest.max(v.to_bits() & 0x7fff_ffff)))
+}
+
 /// The nearest integer, ties to even, for magnitudes below 2^22.
 #[inline(always)]
-fn nearest(x: f32) -> i32 {
+pub(super) fn nearest(x: f32) -> i32 {
     // Adding 1.5 * 2^23 pushes the fraction out of the mantissa, rounding as the hardware does; the low bits are the integer.
     const MAGIC: f32 = 12_582_912.0;
     (x + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32

@@ -72,6 +72,12 @@ impl Lanes for Scalar {
         pairs.map(|pair| bf16::from_bits(pair[1]).to_f32())
     }
     #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self::F {
+        // SAFETY: 32 readable bytes.
+        let words = unsafe { p.cast::<[u16; 16]>().read_unaligned() };
+        words.map(|bits| bf16::from_bits(bits).to_f32())
+    }
+    #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self::F {
         // SAFETY: 32 readable bytes.
         let halves = unsafe { p.cast::<[u16; 16]>().read_unaligned() };
@@ -119,6 +125,16 @@ impl Lanes for Scalar {
     unsafe fn dot_nibbles(acc: Self::I, codes: Self::N, x: i32) -> Self::I {
         // SAFETY: no pointer involved.
         unsafe { Self::dot(acc, codes, x) }
+    }
+    #[inline(always)]
+    unsafe fn load_signed(p: *const u8) -> Self::N {
+        // SAFETY: 64 readable bytes.
+        unsafe { p.cast::<Self::N>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn dot_signed(acc: Self::I, codes: Self::N, x: i32) -> Self::I {
+        let x = x.to_le_bytes().map(i32::from);
+        from_fn(|i| acc[i] + (0..4).map(|k| i32::from(codes[i][k] as i8) * x[k]).sum::<i32>())
     }
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}

@@ -96,13 +96,12 @@ fn padded<T: Copy + Default>(x: &[T]) -> [T; N] {
 
 /// Sums 16 lanes by halves.
 #[inline(always)]
-pub(super) fn tree(mut v: V) -> f32 {
-    for half in [8, 4, 2, 1] {
-        for i in 0..half {
-            v[i] += v[i + half];
-        }
-    }
-    v[0]
+pub(super) fn tree(v: V) -> f32 {
+    // Written out: as a loop over halves the compiler adds number by number, with a branch at each.
+    let v: [f32; 8] = std::array::from_fn(|i| v[i] + v[i + 8]);
+    let v: [f32; 4] = std::array::from_fn(|i| v[i] + v[i + 4]);
+    let v: [f32; 2] = std::array::from_fn(|i| v[i] + v[i + 2]);
+    v[0] + v[1]
 }
 
 /// Sum of products; `b` may be stored in 16 bits. Lengths are equal.
