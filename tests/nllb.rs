@@ -196,7 +196,7 @@ fn the_c_interface_translates() {
         precision: null(),
         prefix_bytes: 0,
         device: 0,
-        reserved: 0,
+        kv_type: 0,
         device_bytes: 0,
     };
     assert_eq!(metrale_load(path.as_ptr(), &load, &mut model, null_mut()), METRALE_OK);

@@ -409,7 +409,7 @@ mod tests {
 
     #[test]
     fn places_are_apart_and_inside() {
-        for dim in [4, 16, 20, 32, 40, 64, 80, 256] {
+        for dim in [4usize, 16, 20, 32, 40, 64, 80, 256] {
             let mut keys: Vec<usize> = Vec::new();
             let mut values: Vec<usize> = Vec::new();
             for at in 0..PAGE {
