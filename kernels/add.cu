@@ -13,7 +13,7 @@ KERNEL_OF(256, add_rows, AddArgs) {
     const float* x0 = row_at(a.a, row);
     const float* x1 = row_at(a.b, row);
     float* y = row_at(a.y, row);
-    each_column(a.y.width, [&](u32 i) { y[i] = x0[i] + x1[i]; });
+    each_column(a.y.width, [&](u32 i) { return x0[i] + x1[i]; }, [&](u32 i, float v) { y[i] = v; });
 }
 
 struct AddNormArgs {
@@ -23,12 +23,13 @@ struct AddNormArgs {
     u32 spare;
 };
 
-// Grid: (rows); a block takes a row.
+// Grid: (rows, blocks that share a row).
 KERNEL_OF(1024, add_norm, AddNormArgs) {
-    SHARED float scratch[33];
+    SHARED float scratch[32];
     u32 row = blockIdx.x, rows = *a.y.rows;
+    NormWeights w = norm_weights(a.weight, a.y.width);
     begin();
     if (row >= rows) return;
     float* y = row_at(a.y, row);
-    add_and_norm(row_at(a.a, row), row_at(a.b, row), row_at(a.sum, row), a.weight, a.y.width, a.eps, scratch, [&](u32 i, float v) { y[i] = v; });
+    add_and_norm(row_at(a.a, row), row_at(a.b, row), row_at(a.sum, row), a.weight, w, a.y.width, a.eps, scratch, [&](u32 i, float v) { y[i] = v; });
 }

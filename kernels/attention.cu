@@ -55,20 +55,28 @@ template <bool HALF> DEVICE Words4 values_at(const u8* page, u32 index, u32 left
     return {w[0], w[1], w[2], w[3]};
 }
 
-// Of shared memory: queries [G][key_dim], scores of two tiles, per-head numbers, and room for the sum over threads.
+// Of shared memory: queries [G][key_dim], scores of two tiles, per-head numbers, and from a multiple of sixteen bytes on the shares of the sums.
 template <u32 G, bool HALF> DEVICE void attend_rows(const AttentionArgs& a, u8* memory) {
     const u32 VEC = HALF ? 8 : 4, AHEAD = 8;
-    u32 rows = *a.y.rows, row = blockIdx.z, chunk = blockIdx.x;
-    begin();
-    if (row >= rows) return;
-    u32 segment = a.batch->segment_of[row];
-    if (a.batch->segment[segment].count >= a.most_rows) return;
-    Span span = span_of(a, row);
-    u32 chunks = chunks_of(span);
+    u32 rows = *a.y.rows, row = blockIdx.z, chunk = blockIdx.x, bytes = HALF ? 2 : 4;
+    // What the batch says, and the way of the first tile into the second cache, do not wait for the kernels before.
+    u32 segment = row < rows ? a.batch->segment_of[row] : 0;
+    bool ours = row < rows && a.batch->segment[segment].count < a.most_rows;
+    Span span = ours ? span_of(a, row) : Span();
+    u32 chunks = ours ? chunks_of(span) : 0;
     u32 group = a.heads / a.kv.heads, blocks = (group + G - 1) / G;
     u32 kv_head = blockIdx.y / blocks, head = kv_head * group + blockIdx.y % blocks * G;
     u32 heads = (kv_head + 1) * group - head < G ? (kv_head + 1) * group - head : G;
     u32 key_dim = a.kv.key_dim, value_dim = a.kv.value_dim;
+    const u8* const* pages = (const u8* const*)a.batch->pages[(u64)segment * a.batch->kv_states + a.state];
+    if (chunk < chunks) {
+        u32 from = span.start + chunk * span.per_chunk * TILE;
+        for (u32 p = from; p < from + TILE && p < span.end; p += PAGE) {
+            prefetch_lines(pages[p / PAGE] + first_key(a.kv, kv_head) * bytes, PAGE * (key_dim + value_dim) * bytes);
+        }
+    }
+    begin();
+    if (!ours) return;
     if (chunk >= chunks) {
         // A source without tokens gives zeros.
         if (chunk == 0)
@@ -80,11 +88,11 @@ template <u32 G, bool HALF> DEVICE void attend_rows(const AttentionArgs& a, u8* 
     float* most = scores + 2 * G * TILE;
     float* total = most + G;
     float* factor = total + G;
-    float* room = factor + G;
+    // On a multiple of sixteen bytes.
+    float* room = q + (G * (key_dim + 2 * TILE + 3) + 3) / 4 * 4;
 
     for (u32 i = threadIdx.x; i < G * key_dim; i += THREADS) q[i] = i < heads * key_dim ? row_at(a.q, row)[head * key_dim + i] : 0.0f;
     if (threadIdx.x < G) most[threadIdx.x] = LOWEST, total[threadIdx.x] = 0.0f;
-    const u8* const* pages = (const u8* const*)a.batch->pages[(u64)segment * a.batch->kv_states + a.state];
     u32 warp = threadIdx.x / 32;
     // Values: thread (unit, share) takes VEC dims of every `shares`-th position.
     u32 units = (value_dim + VEC - 1) / VEC, shares = THREADS / units;
@@ -93,7 +101,6 @@ template <u32 G, bool HALF> DEVICE void attend_rows(const AttentionArgs& a, u8* 
     u32 left = value_dim - unit * VEC < VEC ? value_dim - unit * VEC : VEC;
     // Values that are loaded ahead: only where they are whole words of sixteen bytes.
     u32 ready = value_dim % VEC == 0 ? AHEAD : 0;
-    u32 bytes = HALF ? 2 : 4;
     float acc[G][VEC] = {};
     barrier();
 
@@ -195,39 +202,37 @@ template <u32 G, bool HALF> DEVICE void attend_rows(const AttentionArgs& a, u8* 
         // The next tile's scores go to the other half; its factors are written after a barrier that all of this tile's readers have passed.
     }
 
-    // The sum over shares, head by head.
+    // The sums over shares, in order.
+    if (share < shares) {
 #pragma unroll
-    for (u32 g = 0; g < G; g++) {
-        barrier();
-        if (share < shares) {
+        for (u32 g = 0; g < G; g++) {
+            float* to = room + (g * shares + share) * value_dim + unit * VEC;
+#pragma unroll
+            for (u32 j = 0; j < VEC; j += 4) {
+                if (ready) *(Words4*)(to + j) = {bits_of(acc[g][j]), bits_of(acc[g][j + 1]), bits_of(acc[g][j + 2]), bits_of(acc[g][j + 3])};
+            }
 #pragma unroll
             for (u32 j = 0; j < VEC; j++)
-                if (j < left) room[share * value_dim + unit * VEC + j] = acc[g][j];
+                if (!ready && j < left) to[j] = acc[g][j];
         }
-        barrier();
-        if (g >= heads) continue;
+    }
+    barrier();
+    for (u32 i = threadIdx.x; i < heads * value_dim; i += THREADS) {
+        u32 g = i / value_dim, d = i % value_dim;
         u64 index = ((u64)row * a.heads + head + g) * a.chunks + chunk;
-        float divisor = 1.0f;
-        if (a.chunks == 1) {
-            float peak = most[g], sum = total[g];
-            if (a.sinks) {
-                float sink = a.sinks[head + g], now = largest(peak, sink);
-                sum = sum * exponential(peak - now) + exponential(sink - now);
-                divisor = sum / exponential(peak - now);
-            } else {
-                divisor = sum;
-            }
-        } else if (threadIdx.x == 0) {
-            a.partial[2 * index] = most[g];
-            a.partial[2 * index + 1] = total[g];
+        float sum = 0.0f;
+        for (u32 n = 0; n < shares; n++) sum += room[(g * shares + n) * value_dim + d];
+        if (a.chunks > 1) {
+            if (d == 0) a.partial[2 * index] = most[g], a.partial[2 * index + 1] = total[g];
+            a.partial[2 * (u64)a.partial_rows * a.heads * a.chunks + index * value_dim + d] = sum;
+            continue;
         }
-        float* to = a.chunks == 1 ? row_at(a.y, row) + (head + g) * value_dim
-                                  : a.partial + 2 * (u64)a.partial_rows * a.heads * a.chunks + index * value_dim;
-        for (u32 d = threadIdx.x; d < value_dim; d += THREADS) {
-            float sum = 0.0f;
-            for (u32 i = 0; i < shares; i++) sum += room[i * value_dim + d];
-            to[d] = sum / divisor;
+        float divisor = total[g];
+        if (a.sinks) {
+            float sink = a.sinks[head + g], now = largest(most[g], sink), factor = exponential(most[g] - now);
+            divisor = (divisor * factor + exponential(sink - now)) / factor;
         }
+        row_at(a.y, row)[(head + g) * value_dim + d] = sum / divisor;
     }
 }
 
@@ -247,10 +252,9 @@ ATTENTION(attention_float_4, 4, false)
 KERNEL_OF(256, attention_combine, AttentionArgs) {
     SHARED float weight[MOST_CHUNKS];
     u32 rows = *a.y.rows, head = blockIdx.x, row = blockIdx.y;
+    bool ours = row < rows && a.batch->segment[a.batch->segment_of[row]].count < a.most_rows;
+    u32 chunks = ours ? chunks_of(span_of(a, row)) : 0;
     begin();
-    if (row >= rows) return;
-    if (a.batch->segment[a.batch->segment_of[row]].count >= a.most_rows) return;
-    u32 chunks = chunks_of(span_of(a, row));
     if (chunks == 0) return;
     const float* stats = a.partial + 2 * ((u64)row * a.heads + head) * a.chunks;
     const float* values = a.partial + 2 * (u64)a.partial_rows * a.heads * a.chunks + ((u64)row * a.heads + head) * a.chunks * a.kv.value_dim;
@@ -262,6 +266,7 @@ KERNEL_OF(256, attention_combine, AttentionArgs) {
     for (u32 c = 0; c < chunks; c++) total = fused(weight[c], stats[2 * c + 1], total);
     for (u32 d = threadIdx.x; d < a.kv.value_dim; d += blockDim.x) {
         float sum = 0.0f;
+#pragma unroll 8
         for (u32 c = 0; c < chunks; c++) sum = fused(weight[c], values[c * a.kv.value_dim + d], sum);
         row_at(a.y, row)[head * a.kv.value_dim + d] = sum / total;
     }

@@ -6,15 +6,15 @@
 #include "common/attention.cuh"
 #include "common/sm90.cuh"
 
-static const u32 DIM = 128, TILE = 128, WARPS = 8, QUERIES = 16 * WARPS, STEPS = DIM / 16, STAGES = 2;
-static const u32 KEY_BYTES = TILE * DIM * 2, STAGE_BYTES = 2 * KEY_BYTES, QUERY_BYTES = STEPS * 512;
+static const u32 DIM = 128, SPAN = 128, WARPS = 8, QUERIES = 16 * WARPS, STEPS = DIM / 16, STAGES = 2;
+static const u32 KEY_BYTES = SPAN * DIM * 2, STAGE_BYTES = 2 * KEY_BYTES, QUERY_BYTES = STEPS * 512;
 
 #if SM90
 // Queues the copies of the keys of the tile from `first` on, of whose positions those before `written` exist, or of its values.
 template <bool KEYS> DEVICE void copy_tile(const Kv& kv, const u8* const* pages, u32 head, u32 first, u32 written, u8* to) {
     const u32 CHUNKS = PAGE * DIM / 8;
 #pragma unroll 1
-    for (u32 i = 0; i < TILE / PAGE; i++) {
+    for (u32 i = 0; i < SPAN / PAGE; i++) {
         u32 begin = first + i * PAGE;
         const u8* page = pages[(begin < written ? begin : first) / PAGE];
         const u8* from = page + (u64)(KEYS ? first_key(kv, head) : first_value(kv, head)) * 2;
@@ -23,7 +23,7 @@ template <bool KEYS> DEVICE void copy_tile(const Kv& kv, const u8* const* pages,
             u32 at = i * PAGE + c / 16, octet = c % 16;
             // A weight of 0 does not hide what nobody wrote.
             if (KEYS) copy16(to + i * (CHUNKS * 16) + (c ^ (c >> 3 & 1)) * 16, from + c * 16);
-            else copy16_some(to + octet / 8 * TILE * 128 + at * 128 + (octet ^ at) % 8 * 16, from + c * 16, first + at < written ? 16 : 0);
+            else copy16_some(to + octet / 8 * SPAN * 128 + at * 128 + (octet ^ at) % 8 * 16, from + c * 16, first + at < written ? 16 : 0);
         }
     }
 }
@@ -50,7 +50,7 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
     u32 end = a.source ? s.source : s.position + first_row + rows;
     u32 seen_first = s.position + first_row + 1;
     u32 start = a.source || !a.window || seen_first <= a.window ? 0 : (seen_first - a.window) / PAGE * PAGE;
-    u32 tiles = end > start ? (end - start + TILE - 1) / TILE : 0;
+    u32 tiles = end > start ? (end - start + SPAN - 1) / SPAN : 0;
 
     memory += (0u - shared_address(memory)) % 1024;
     u8* queries_at = memory + STAGES * STAGE_BYTES;
@@ -77,8 +77,8 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
             u32 which = keys ? n % STAGES : STAGES + n % STAGES;
             if (n >= STAGES) barrier_wait(&empty[which], (n / STAGES - 1) & 1);
             u8* to = memory + which * KEY_BYTES;
-            if (keys) copy_tile<true>(a.kv, pages, kv_head, start + n * TILE, written, to);
-            else copy_tile<false>(a.kv, pages, kv_head, start + n * TILE, written, to);
+            if (keys) copy_tile<true>(a.kv, pages, kv_head, start + n * SPAN, written, to);
+            else copy_tile<false>(a.kv, pages, kv_head, start + n * SPAN, written, to);
             copies_commit();
             if (i > 0) {
                 copies_wait<1>();
@@ -133,10 +133,10 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
         all_low = l > all_low ? l : all_low, all_high = h < all_high ? h : all_high;
     }
     float out[64] = {}, most[2] = {LOWEST, LOWEST}, total[2] = {};
-    u32 weights[TILE / 16][4];
+    u32 weights[SPAN / 16][4];
     // While one group multiplies, the other has exponentials: keys of a tile and values of the one before by turns.
     for (u32 n = 0; n <= tiles; n++) {
-        u32 slot = n % STAGES, last_slot = (n + 1) % STAGES, first = start + n * TILE, mine = warp / 4;
+        u32 slot = n % STAGES, last_slot = (n + 1) % STAGES, first = start + n * SPAN, mine = warp / 4;
         if (mine + n > 0) barrier_wait(&turn[mine], (n + mine + 1) & 1);
         float score[64];
         if (n < tiles) {
@@ -151,8 +151,8 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
             group_results(out);
             group_begin();
 #pragma unroll
-            for (u32 step = 0; step < TILE / 16; step++)
-                group_f16_across(out, weights[step], operand_by_64(memory + (STAGES + last_slot) * KEY_BYTES, step, TILE), true);
+            for (u32 step = 0; step < SPAN / 16; step++)
+                group_f16_across(out, weights[step], operand_by_64(memory + (STAGES + last_slot) * KEY_BYTES, step, SPAN), true);
             group_commit();
         }
         if (lane() == 0) barrier_arrive(&turn[1 - mine]);
@@ -172,7 +172,7 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
 #pragma unroll
             for (u32 e = 0; e < 64; e++) score[e] *= factor[e / 2 % 2];
         }
-        if (first < all_low || first + TILE > all_high) {
+        if (first < all_low || first + SPAN > all_high) {
 #pragma unroll
             for (u32 e = 0; e < 64; e++) {
                 u32 position = first + e / 4 * 8 + t * 2 + e % 2, i = e / 2 % 2;

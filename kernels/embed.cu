@@ -21,11 +21,11 @@ KERNEL_OF(256, embed_rows, EmbedArgs) {
     u32 token = (u32)a.batch->tokens[row];
     float* y = row_at(a.y, row);
     if (a.vector) {
-        each_column(a.y.width, [&](u32 i) { y[i] = a.vector[(u64)token * a.y.width + i] * a.factor; });
+        each_column(a.y.width, [&](u32 i) { return a.vector[(u64)token * a.y.width + i] * a.factor; }, [&](u32 i, float v) { y[i] = v; });
         return;
     }
     u32 at = token - a.part.first;
     if (at >= a.part.rows) return;
     const u8* panel = panel_at(a.part, at / 16);
-    each_column(a.y.width, [&](u32 i) { y[i] = element_of(a.part, panel, at % 16, i) * a.factor; });
+    each_column(a.y.width, [&](u32 i) { return element_of(a.part, panel, at % 16, i) * a.factor; }, [&](u32 i, float v) { y[i] = v; });
 }

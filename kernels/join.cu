@@ -14,5 +14,5 @@ KERNEL_OF(256, join_part, JoinArgs) {
     if (row >= rows) return;
     const float* x = row_at(a.x, row);
     float* y = row_at(a.y, row) + a.first;
-    each_column(a.x.width, [&](u32 i) { y[i] = x[i]; });
+    each_column(a.x.width, [&](u32 i) { return x[i]; }, [&](u32 i, float v) { y[i] = v; });
 }

@@ -13,5 +13,5 @@ KERNEL_OF(256, last_rows, LastRowsArgs) {
     if (segment >= segments) return;
     const float* x = row_at(a.x, a.batch->last_row[segment]);
     float* y = row_at(a.y, segment);
-    each_column(a.y.width, [&](u32 i) { y[i] = x[i]; });
+    each_column(a.y.width, [&](u32 i) { return x[i]; }, [&](u32 i, float v) { y[i] = v; });
 }

@@ -45,11 +45,19 @@ KERNEL_OF(256, logits, LogitsArgs) {
     const float* x = row_at(a.x, row);
     float* to = a.batch->state_write[row] + a.slots;
     Best mine = nothing();
-    for (u32 i = first + threadIdx.x; i < end; i += blockDim.x) {
-        float v = x[i];
-        to[i] = v;
-        if (!(v < float_of(0x7f800000u))) mine.bad++;
-        else if (v > mine.value) mine.value = v, mine.token = i;
+    const u32 AHEAD = 4;
+    for (u32 from = first + threadIdx.x; from < end; from += AHEAD * blockDim.x) {
+        float v[AHEAD];
+#pragma unroll
+        for (u32 j = 0; j < AHEAD; j++) v[j] = from + j * blockDim.x < end ? x[from + j * blockDim.x] : 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < AHEAD; j++) {
+            u32 i = from + j * blockDim.x;
+            if (i >= end) break;
+            to[i] = v[j];
+            if (!(v[j] < float_of(0x7f800000u))) mine.bad++;
+            else if (v[j] > mine.value) mine.value = v[j], mine.token = i;
+        }
     }
     mine = block_best(mine, scratch);
     if (threadIdx.x == 0) a.parts[row * a.chunks + blockIdx.y] = mine;

@@ -17,5 +17,5 @@ KERNEL_OF(256, position_scale, PositionScaleArgs) {
     float* y = row_at(a.y, row);
     u32 turns = a.batch->positions[row] / a.original;
     float factor = turns ? (float)(1.0 + (double)a.beta * log(1.0 + (double)turns)) : 1.0f;
-    each_column(a.y.width, [&](u32 i) { y[i] = x[i] * factor; });
+    each_column(a.y.width, [&](u32 i) { return x[i] * factor; }, [&](u32 i, float v) { y[i] = v; });
 }

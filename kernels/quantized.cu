@@ -11,14 +11,15 @@ struct AddNormQuantizeArgs {
     u32 spare;
 };
 
-// Grid: (rows); a block takes a row, of a multiple of 32 elements; a warp has whole blocks of it.
+// Grid: (rows, blocks that share a row of a multiple of 32 elements); a warp has whole blocks of it.
 KERNEL_OF(1024, add_norm_quantize, AddNormQuantizeArgs) {
-    SHARED float scratch[33];
+    SHARED float scratch[32];
     u32 row = blockIdx.x, rows = *a.y.rows;
+    NormWeights w = norm_weights(a.weight, a.y.width);
     begin();
     if (row >= rows) return;
     Q8Block* y = row_at(a.y, row);
-    add_and_norm(row_at(a.a, row), row_at(a.b, row), row_at(a.sum, row), a.weight, a.y.width, a.eps, scratch,
+    add_and_norm(row_at(a.a, row), row_at(a.b, row), row_at(a.sum, row), a.weight, w, a.y.width, a.eps, scratch,
                  [&](u32 i, float v) { quantize_block(v, y + i / 32); });
 }
 

@@ -14,5 +14,5 @@ KERNEL_OF(256, scale_rows, ScaleArgs) {
     if (row >= rows) return;
     const float* x = row_at(a.x, row);
     float* y = row_at(a.y, row);
-    each_column(a.y.width, [&](u32 i) { y[i] = a.factor * x[i]; });
+    each_column(a.y.width, [&](u32 i) { return a.factor * x[i]; }, [&](u32 i, float v) { y[i] = v; });
 }

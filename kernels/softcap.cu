@@ -14,5 +14,5 @@ KERNEL_OF(256, softcap_rows, SoftcapArgs) {
     if (row >= rows) return;
     const float* x = row_at(a.x, row);
     float* y = row_at(a.y, row);
-    each_column(a.y.width, [&](u32 i) { y[i] = a.cap * tanhf(x[i] / a.cap); });
+    each_column(a.y.width, [&](u32 i) { return a.cap * tanhf(x[i] / a.cap); }, [&](u32 i, float v) { y[i] = v; });
 }

@@ -52,8 +52,13 @@ DEVICE float other_factor(Activation act, float up, float limit, float slope) {
 // Calls `put(i, v)` with act(gate) * up, or act(gate) where `up` is null, for the columns of this thread (each_column).
 template <class Put>
 DEVICE void each_activated(Activation act, const float* gate, const float* up, u32 width, float limit, float slope, Put put) {
-    each_column(width, [&](u32 i) {
-        float v = activated(act, gate[i], limit, slope);
-        put(i, up ? v * other_factor(act, up[i], limit, slope) : v);
-    });
+    struct Two {
+        float gate, up;
+    };
+    each_column(
+        width, [&](u32 i) { return Two{gate[i], up ? up[i] : 0.0f}; },
+        [&](u32 i, const Two& x) {
+            float v = activated(act, x.gate, limit, slope);
+            put(i, up ? v * other_factor(act, x.up, limit, slope) : v);
+        });
 }

@@ -91,17 +91,12 @@ DEVICE float warp_max(float v) {
     for (u32 m = 16; m > 0; m /= 2) v = largest(v, shuffle_xor(v, m));
     return v;
 }
-// Sum over a block of up to 1,024 threads, in one order; `scratch` has room for 33 floats. All threads get it.
+// Sum over a block of up to 1,024 threads, in one order; `scratch` has room for 32 floats. All threads get it.
 DEVICE float block_sum(float v, float* scratch) {
     v = warp_sum(v);
     barrier();
     if (lane() == 0) scratch[threadIdx.x / 32] = v;
     barrier();
-    if (threadIdx.x < 32) {
-        float t = threadIdx.x < (blockDim.x + 31) / 32 ? scratch[threadIdx.x] : 0.0f;
-        t = warp_sum(t);
-        if (threadIdx.x == 0) scratch[32] = t;
-    }
-    barrier();
-    return scratch[32];
+    // Every warp adds up for itself.
+    return warp_sum(lane() < (blockDim.x + 31) / 32 ? scratch[lane()] : 0.0f);
 }

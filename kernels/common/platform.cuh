@@ -19,6 +19,8 @@ typedef long long i64;
 #define KERNEL(name, Args) extern "C" __global__ void metrale_##name(const __grid_constant__ Args a)
 // As KERNEL, for blocks of at most `threads`.
 #define KERNEL_OF(threads, name, Args) extern "C" __global__ void __launch_bounds__(threads) metrale_##name(const __grid_constant__ Args a)
+// As KERNEL_OF, with few enough registers that a processor has `blocks` blocks at a time.
+#define KERNEL_AT(threads, blocks, name, Args) extern "C" __global__ void __launch_bounds__(threads, blocks) metrale_##name(const __grid_constant__ Args a)
 #define SHARED __shared__
 // Dynamic shared memory of a launch, 128-byte aligned.
 #define SHARED_BYTES(name) extern __shared__ __align__(128) u8 name[]
@@ -86,6 +88,14 @@ DEVICE Words4 load_passing(const void* p) {
     return r;
 }
 DEVICE Words4 load16(const void* p) { return *(const Words4*)p; }
+// 16 bytes as they are in memory at this moment, which may be the host's.
+DEVICE Words4 load_now(const void* p) {
+    Words4 r;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p) : "memory");
+    return r;
+}
+// Asks for the line at `p` to be brought into the second cache; nothing is read, so it may be one that is being written.
+DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 DEVICE Words2 load8(const void* p) { return *(const Words2*)p; }
 
 // Asynchronous copies of 16 bytes from global to shared memory, in groups.

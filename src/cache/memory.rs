@@ -8,7 +8,7 @@ use crate::backend::cpu::arena::Buffer;
 use crate::backend::cuda::{Block, Stream};
 use crate::error::Result;
 use crate::runtime::Class;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Whose memory it is.
 #[derive(Clone, Default)]
@@ -17,13 +17,68 @@ pub enum Home {
     #[default]
     Host,
     /// A device's, reached through this stream, which the runs over it are queued on too.
-    Device(Arc<Stream>),
+    Device(Arc<Stream>, Arc<Room>),
 }
 
 /// Memory of a home, zeros at first.
 pub(super) enum Memory {
     Host(Buffer),
-    Device(Block),
+    Device(Piece),
+}
+
+/// Memory of a device for the next pieces: the driver takes tens of microseconds for each block, and a step that reaches a new page in every layer
+/// asks for many pieces.
+#[derive(Default)]
+pub struct Room(Mutex<Option<(Arc<Block>, usize)>>);
+
+/// A part of a block, which is given back with its last piece.
+pub(super) struct Piece {
+    block: Arc<Block>,
+    start: usize,
+    len: usize,
+}
+
+impl Piece {
+    /// Where it is: an address of the device.
+    pub fn address(&self) -> u64 {
+        self.block.address() + self.start as u64
+    }
+}
+
+/// Pieces of a block, unless they are so large that it would be longer than this.
+const TOGETHER: usize = 16;
+const LONGEST: usize = 32 << 20;
+/// Pieces start on a multiple of this.
+const ALIGN: usize = 256;
+
+impl Room {
+    /// `len` zeroed bytes for `what`.
+    fn take(&self, stream: &Stream, len: usize, what: &str) -> Result<Piece> {
+        let block = |len: usize| -> Result<Arc<Block>> {
+            let block = Block::new(stream.device(), len, what)?;
+            if len > 0 {
+                stream.zero(block.address(), len)?;
+            }
+            Ok(Arc::new(block))
+        };
+        let whole = len.checked_next_multiple_of(ALIGN).unwrap_or(len);
+        let together = whole.saturating_mul(TOGETHER).min(LONGEST);
+        if len == 0 || together < 2 * whole {
+            return Ok(Piece { block: block(len)?, start: 0, len });
+        }
+        let mut room = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((block, used)) = &mut *room
+            && block.len() - *used >= whole
+        {
+            let start = *used;
+            *used += whole;
+            return Ok(Piece { block: Arc::clone(block), start, len });
+        }
+        // Where there is little left, it goes to whoever asks.
+        let Ok(fresh) = block(together) else { return Ok(Piece { block: block(len)?, start: 0, len }) };
+        *room = Some((Arc::clone(&fresh), whole));
+        Ok(Piece { block: fresh, start: 0, len })
+    }
 }
 
 impl Memory {
@@ -31,7 +86,7 @@ impl Memory {
     pub fn first(&self) -> *mut u8 {
         match self {
             Memory::Host(buffer) => buffer.as_ptr(),
-            Memory::Device(block) => std::ptr::without_provenance_mut(block.address() as usize),
+            Memory::Device(piece) => std::ptr::without_provenance_mut(piece.address() as usize),
         }
     }
 
@@ -39,28 +94,27 @@ impl Memory {
     pub fn len(&self) -> usize {
         match self {
             Memory::Host(buffer) => buffer.len(),
-            Memory::Device(block) => block.len(),
+            Memory::Device(piece) => piece.len,
         }
     }
 }
 
 impl Home {
+    /// A device's, reached through `stream`.
+    pub fn device(stream: &Arc<Stream>) -> Home {
+        Home::Device(Arc::clone(stream), Arc::default())
+    }
+
     /// Whether it is a device's.
     pub fn is_device(&self) -> bool {
-        matches!(self, Home::Device(_))
+        matches!(self, Home::Device(..))
     }
 
     /// `len` zeroed bytes for `what`.
     pub(super) fn memory(&self, len: usize, what: &str) -> Result<Memory> {
         match self {
             Home::Host => Ok(Memory::Host(Buffer::of(Class::Cache, len, what)?)),
-            Home::Device(stream) => {
-                let block = Block::new(stream.device(), len, what)?;
-                if len > 0 {
-                    stream.zero(block.address(), len)?;
-                }
-                Ok(Memory::Device(block))
-            }
+            Home::Device(stream, room) => Ok(Memory::Device(room.take(stream, len, what)?)),
         }
     }
 
@@ -72,7 +126,7 @@ impl Home {
         match self {
             // SAFETY: the caller's promise.
             Home::Host => unsafe { std::ptr::copy_nonoverlapping(from, to, len) },
-            Home::Device(stream) => stream.copy(to.addr() as u64, from.addr() as u64, len)?,
+            Home::Device(stream, _) => stream.copy(to.addr() as u64, from.addr() as u64, len)?,
         }
         Ok(())
     }
@@ -85,7 +139,7 @@ impl Home {
         match self {
             // SAFETY: the caller's promise.
             Home::Host => unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) },
-            Home::Device(stream) => stream.read(from.addr() as u64, out)?,
+            Home::Device(stream, _) => stream.read(from.addr() as u64, out)?,
         }
         Ok(())
     }
@@ -98,7 +152,7 @@ impl Home {
         match self {
             // SAFETY: the caller's promise.
             Home::Host => unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) },
-            Home::Device(stream) => stream.write(to.addr() as u64, bytes)?,
+            Home::Device(stream, _) => stream.write(to.addr() as u64, bytes)?,
         }
         Ok(())
     }

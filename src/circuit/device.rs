@@ -5,16 +5,19 @@
 //! highest logit: the rows themselves stay on the device, behind the sequences' recurrent states.
 //!
 //! A step of one token for each of a few sequences is a graph, captured for a number of sequences and a longest position that are rounded up: kernels
-//! read what there is from the batch. So such a step is a copy, one launch and a copy back.
+//! read what there is from the batch. The first of them takes up what changed in the batch, the last one leaves the tokens in the host's memory. So
+//! such a step is one launch.
 #![allow(unsafe_code)] // argument structs, pinned copies
 
 use super::program::{Outcome, Program};
 use crate::backend::cpu::pause::Control;
-use crate::backend::cuda::launch::{Args, Grid, Kernel, Launch};
+use crate::backend::cuda::launch::{Args, Grid, Kernel, Launch, bytes_of};
 use crate::backend::cuda::{Block, Event, Graph, Pinned, Queue, Stream};
 use crate::ensure;
 use crate::error::{Result, reserve, vec_filled};
-use crate::ops::{Batch, BatchPlaces, Gpu, GpuWeight, PAGE, Place, Rows, Segment, Value, Weight, upload};
+use crate::ops::{
+    BATCH, Batch, BatchArgs, BatchImage, BatchPlaces, Gpu, GpuWeight, News, PAGE, Place, Rows, Segment, Value, Weight, batch_grid, upload,
+};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,12 +29,13 @@ pub struct DeviceWorkspace {
     /// The batch as kernels read it.
     batch: Block,
     scratch: Block,
-    /// Highest logits: by sequence and chunk, then by sequence.
+    /// Highest logits: by sequence and chunk; then by sequence, where kernels write them into the host's memory.
     best: Block,
     found: Pinned,
-    places: BatchPlaces,
-    image: Pinned,
-    sequences: usize,
+    /// The batch as it is written here, and what of it is new.
+    image: BatchImage,
+    host: Pinned,
+    news: Pinned,
     /// The operation to go on with; 0 for none under way.
     place: usize,
     /// Ends of the last operations that were queued.
@@ -61,7 +65,7 @@ const MOST_GRAPHS: usize = 64;
 const FEWEST_POSITIONS: usize = 512;
 
 /// Chunks that a row of logits is cut into.
-const CHUNKS: usize = 16;
+const CHUNKS: usize = 64;
 /// Operations queued ahead while a run may have to leave off.
 const AHEAD: usize = 4;
 
@@ -91,22 +95,22 @@ impl DeviceWorkspace {
         let device = stream.device();
         let most = |size: &dyn Fn(&Program) -> usize| programs.iter().map(|p| size(p)).max().unwrap_or(0);
         let (rows, sequences) = (most(&|p| p.layout().max_rows), most(&|p| p.layout().max_sequences));
-        let places = BatchPlaces::new(rows, sequences, kv_states);
-        let image = places.bytes(most_pages(sequences, kv_states, context));
+        let places = BatchPlaces::new(rows, sequences, kv_states, most_pages(context));
+        let batch = Block::new(device, places.bytes(), "a batch for the device")?;
         Ok(DeviceWorkspace {
             stream: Arc::clone(stream),
             values: Block::new(device, most(&Program::workspace_bytes), "workspace")?,
-            batch: Block::new(device, image, "a batch for the device")?,
             scratch: Block::new(
                 device,
                 most(&|p| p.gpu_scratch_bytes(rounded(context), device.info().processors)),
                 "scratch of operations",
             )?,
-            best: Block::new(device, BEST * sequences * (CHUNKS + 1), "the highest logits")?,
+            best: Block::new(device, BEST * sequences * CHUNKS, "the highest logits")?,
             found: Pinned::new(device, BEST * sequences, "the highest logits")?,
-            places,
-            image: Pinned::new(device, image, "a batch for the device")?,
-            sequences,
+            image: BatchImage::new(places, batch.address())?,
+            host: Pinned::new(device, places.bytes(), "a batch for the device")?,
+            news: Pinned::new(device, BatchPlaces::NEWS_BYTES, "a batch for the device")?,
+            batch,
             place: 0,
             ends: (0..AHEAD).map(|_| Event::new(device, false)).collect::<Result<_>>()?,
             graphs: Vec::new(),
@@ -119,9 +123,9 @@ impl DeviceWorkspace {
     pub fn bytes(programs: &[&Program], kv_states: usize, context: usize, processors: usize) -> usize {
         let most = |size: &dyn Fn(&Program) -> usize| programs.iter().map(|p| size(p)).max().unwrap_or(0);
         let (rows, sequences) = (most(&|p| p.layout().max_rows), most(&|p| p.layout().max_sequences));
-        let batch = BatchPlaces::new(rows, sequences, kv_states).bytes(most_pages(sequences, kv_states, context));
+        let batch = BatchPlaces::new(rows, sequences, kv_states, most_pages(context)).bytes();
         let scratch = most(&|p| p.gpu_scratch_bytes(rounded(context), processors));
-        [most(&Program::workspace_bytes), batch, scratch, BEST * sequences * (CHUNKS + 1)].into_iter().fold(0, usize::saturating_add)
+        [most(&Program::workspace_bytes), batch, scratch, BEST * sequences * CHUNKS].into_iter().fold(0, usize::saturating_add)
     }
 
     /// Time that runs spent waiting for the device, all together.
@@ -154,13 +158,14 @@ impl DeviceWorkspace {
         let begun = Instant::now();
         let ended = self.stream.synchronize();
         self.waited += begun.elapsed();
-        match ran.and_then(|outcome| ended.map(|()| outcome)) {
-            Ok(Outcome::Suspended) => Ok(Outcome::Suspended),
-            other => {
-                self.place = 0;
-                other
-            }
+        let outcome = ran.and_then(|outcome| ended.map(|()| outcome));
+        if outcome.is_err() {
+            self.image.forget();
         }
+        if !matches!(outcome, Ok(Outcome::Suspended)) {
+            self.place = 0;
+        }
+        outcome
     }
 
     fn queue(
@@ -172,21 +177,30 @@ impl DeviceWorkspace {
         control: Control<'_>,
     ) -> Result<Outcome> {
         ensure!(self.values.len() >= program.workspace_bytes(), Internal, "the workspace is sized by the largest program");
-        let bytes = self.places.bytes_of(batch);
-        ensure!(bytes <= self.batch.len(), Internal, "a batch of more pages than its sequences' context has");
-        self.places.write(batch, self.batch.address(), self.image.as_mut_slice());
-        // SAFETY: `run` waits for the stream before the image is written again.
-        unsafe { self.stream.write_pinned(self.batch.address(), &self.image, 0..bytes) }?;
+        // `run` waits for the stream before this memory is written again.
+        let news = self.image.write(batch, self.host.as_mut_slice(), self.news.as_mut_slice())?;
+        if let News::Copy(range) = &news {
+            // SAFETY: as above.
+            unsafe { self.stream.write_pinned(self.batch.address() + range.start as u64, &self.host, range.clone()) }?;
+        }
         if let (true, 0, Some(step)) = (self.captures, self.place, Step::of(program, batch, keep)) {
             self.step(program, batch, weights, step)?;
-            return self.find(batch.segments.len(), keep);
+            return Ok(Outcome::Done);
         }
-        let place = self.launches(program, batch, weights, keep, control)?;
+        let place = self.launches(program, batch, weights, news != News::None, keep, control)?;
         if place < program.ops().count() {
             self.place = place;
             return Ok(Outcome::Suspended);
         }
-        self.find(batch.segments.len(), keep)
+        Ok(Outcome::Done)
+    }
+
+    /// Queues what takes up what is new in the batch. The kernels after it may read the batch before those before them have ended.
+    fn take_up(&self, queue: &Queue<'_>) -> Result<()> {
+        let args = BatchArgs { news: self.news.address(), to: self.batch.address() };
+        queue.launch(BATCH, batch_grid(), bytes_of(&args))?;
+        queue.settle();
+        Ok(())
     }
 
     /// Queues operations one by one, and what is kept of the last one's rows. Which one is next.
@@ -195,10 +209,14 @@ impl DeviceWorkspace {
         program: &Program,
         batch: &Batch,
         weights: &[GpuWeight],
+        new: bool,
         keep: Option<usize>,
         control: Control<'_>,
     ) -> Result<usize> {
         let queue = self.stream.queue()?;
+        if new {
+            self.take_up(&queue)?;
+        }
         let gpu = self.gpu(program, batch, weights, &queue);
         // A step of few rows is over soon, and nothing may come between its kernels.
         let watched = batch.tokens.len() > FEW_ROWS || control.has_deadline();
@@ -247,6 +265,7 @@ impl DeviceWorkspace {
             reserve(&mut self.graphs, 1, "the list of graphs")?;
             let widest = step.widest(&batch.slots, batch.kv_states);
             let graph = self.stream.capture(|queue| {
+                self.take_up(queue)?;
                 let gpu = self.gpu(program, &widest, weights, queue);
                 program.launch(&gpu, 0, || false)?;
                 step.keep.map_or(Ok(()), |slots| self.keep(program, &gpu, slots))
@@ -260,26 +279,11 @@ impl DeviceWorkspace {
     /// Queues what is kept of rows of logits.
     fn keep(&self, program: &Program, gpu: &Gpu<'_>, slots: usize) -> Result<()> {
         let rows = gpu.rows(program.output());
-        let (parts, best) = self.bests();
+        let (parts, best) = (self.best.address(), self.found.address());
         let x = gpu.view(program.output());
         let args = LogitsArgs { x, batch: gpu.batch_at(), parts, best, slots: slots as u32, chunks: CHUNKS as u32 };
         gpu.launch(LOGITS, Grid::new([rows, CHUNKS, 1], 256).early(), &args)?;
         gpu.launch(LOGITS_BEST, Grid::new([rows, 1, 1], 32).early(), &args)
-    }
-
-    /// Addresses of the highest logits of chunks, and of rows.
-    fn bests(&self) -> (u64, u64) {
-        (self.best.address(), self.best.address() + (BEST * self.sequences * CHUNKS) as u64)
-    }
-
-    /// Queues the copy of the highest logits.
-    fn find(&mut self, rows: usize, keep: Option<usize>) -> Result<Outcome> {
-        if keep.is_some() {
-            let (_, best) = self.bests();
-            // SAFETY: `run` waits before anybody looks.
-            unsafe { self.stream.read_pinned(best, &mut self.found, 0..BEST * rows) }?;
-        }
-        Ok(Outcome::Done)
     }
 
     /// The token of the highest logit of a sequence's row, the lowest of several; none where the row holds what is no number, or nothing else
@@ -351,8 +355,9 @@ impl Step {
 /// Rows of a step that is not watched.
 const FEW_ROWS: usize = 64;
 
-fn most_pages(sequences: usize, kv_states: usize, context: usize) -> usize {
-    sequences.saturating_mul(kv_states).saturating_mul(context.div_ceil(PAGE) + 1)
+/// Pages of the longest list.
+fn most_pages(context: usize) -> usize {
+    context.div_ceil(PAGE) + 1
 }
 
 /// Goes through the launches of a program for its largest batch without a device: whether every operation has its kernels. `weights` say how

@@ -54,7 +54,7 @@ impl Sequence {
     /// Bytes it holds now.
     pub fn held(&self) -> Held {
         let mut held = Held::default();
-        for pages in &self.pages {
+        for pages in self.pages.iter() {
             let (owned, shared) = pages.shares();
             held.kv_owned += owned;
             held.kv_shared += shared;

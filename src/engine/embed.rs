@@ -63,7 +63,7 @@ impl Engine {
             let (position, pages, state) = (sequence.len(), &sequence.pages, sequence.state.pointers(index > 0));
             let cancelled = || canceller.count() != count;
             let mut runner = runner(self, &cancelled)?;
-            runner.set([Work { tokens: piece, position, source: 0, pages, state }]);
+            runner.set([Work { tokens: piece, position, source: 0, pages, stamp: 0, state }]);
             until_done(self, &cancelled, |control| runner.embed(self, control))?;
             pool.take(&mut runner, Runner::hidden)?;
             drop(runner);
@@ -78,7 +78,7 @@ impl Engine {
         let count = canceller.count();
         let cancelled = || canceller.count() != count;
         let mut runner = runner(self, &cancelled)?;
-        runner.set([Work { tokens, position: 0, source: tokens.len(), pages: &fresh, state: StatePointers::none() }]);
+        runner.set([Work { tokens, position: 0, source: tokens.len(), pages: &fresh, stamp: 0, state: StatePointers::none() }]);
         until_done(self, &cancelled, |control| runner.encode(self, control))?;
         pool.take(&mut runner, Runner::encoded)
     }

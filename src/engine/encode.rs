@@ -60,7 +60,7 @@ impl Sequence {
             self.len()
         );
         let fresh = engine.source_pages(source.len())?;
-        let work = Work { tokens: source, position: 0, source: source.len(), pages: &fresh, state: StatePointers::none() };
+        let work = Work { tokens: source, position: 0, source: source.len(), pages: &fresh, stamp: 0, state: StatePointers::none() };
         let (canceller, count) = (self.canceller(), self.canceller().count());
         let cancelled = || canceller.count() != count;
         let mut runner = runner(&engine, &cancelled)?;

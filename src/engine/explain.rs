@@ -86,7 +86,7 @@ impl Engine {
             sequence.reserve(piece.len())?;
             sequence.state.begin()?;
             let (position, pages, state) = (sequence.len(), &sequence.pages, sequence.state.pointers(false));
-            runner::fill(&mut batch, [Work { tokens: piece, position, source: sequence.source(), pages, state }]);
+            runner::fill(&mut batch, [Work { tokens: piece, position, source: sequence.source(), pages, stamp: 0, state }]);
             match (bodies, &mut room) {
                 (Bodies::Definition, Room::Host(workspace)) => program.run_scalar(workspace, &batch, self.weights())?,
                 _ => drop(room.run(self, &mut program, &batch, &mut circuit::Progress::default(), false, Control::none())?),
@@ -116,7 +116,7 @@ impl Engine {
         let mut room = Room::of(self, &program)?;
         let pages = self.source_pages(source.len())?;
         let mut batch = Batch::default();
-        let work = Work { tokens: source, position: 0, source: source.len(), pages: &pages, state: StatePointers::none() };
+        let work = Work { tokens: source, position: 0, source: source.len(), pages: &pages, stamp: 0, state: StatePointers::none() };
         runner::fill(&mut batch, [work]);
         match (bodies, &mut room) {
             (Bodies::Definition, Room::Host(workspace)) => program.run_scalar(workspace, &batch, self.weights())?,

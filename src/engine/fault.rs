@@ -79,7 +79,7 @@ impl<'a> Probe<'a> {
         copy.reserve(1)?;
         copy.state.begin()?;
         let (source, pages, state) = (copy.source(), &copy.pages, copy.state.pointers(false));
-        runner::fill(&mut self.batch, [Work { tokens, position, source, pages, state }]);
+        runner::fill(&mut self.batch, [Work { tokens, position, source, pages, stamp: 0, state }]);
         let mut progress = circuit::Progress::default();
         self.room.run(engine, &mut self.program, &self.batch, &mut progress, false, Control::none())?;
         for (index, (value, _)) in self.watched.iter().enumerate() {

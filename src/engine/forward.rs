@@ -68,8 +68,8 @@ pub(super) fn recompute(engine: &Engine, sequence: &mut Sequence, len: usize) ->
     let token = [sequence.tokens[position]];
     let mut runner = engine.runner()?;
     runner.begin();
-    let (source, pages, state) = (sequence.source(), &sequence.pages, sequence.state.pointers(false));
-    runner.set([Work { tokens: &token, position, source, pages, state }]);
+    let (source, pages, state) = (sequence.source(), sequence.pages.for_run(), sequence.state.pointers(false));
+    runner.set([Work { tokens: &token, position, source, pages, stamp: sequence.pages.stamp(), state }]);
     while runner.run(engine, Control::none())? == Outcome::Suspended {}
     runner.logits(0, &mut sequence.state);
     sequence.state.commit(None);
@@ -156,7 +156,8 @@ fn run(engine: &Engine, sequences: &mut [&mut Sequence], tokens: &[i32], each: u
                 tokens: piece(index),
                 position: sequence.len(),
                 source: sequence.source(),
-                pages: &sequence.pages,
+                pages: sequence.pages.for_run(),
+                stamp: sequence.pages.stamp(),
                 state: sequence.state.pointers(done[index] > 0),
             }));
             until_done(engine, &cancelled, |control| runner.run(engine, control))?;

@@ -319,7 +319,7 @@ impl Weights {
             None => (None, OnceLock::new()),
         };
         let stream = device.as_ref().map(|device| &device.stream);
-        let home = stream.map_or(Home::Host, |stream| Home::Device(Arc::clone(stream)));
+        let home = stream.map_or(Home::Host, Home::device);
         let dims = prepared.model.dims();
         let states = StatePool::at(&home, StateLayout::new(&prepared.declarations.slots, dims.vocab)?);
         let zero = states.zero()?;

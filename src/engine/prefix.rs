@@ -110,7 +110,7 @@ impl Sequence {
         }
         let Some(mut tree) = self.engine().prefixes.tree() else { return };
         if let Ok(mut pages) = vec_with_capacity::<&LayerPages>(self.pages.len(), "a list of pages") {
-            pages.extend(&self.pages);
+            pages.extend(self.pages.iter());
             tree.insert(KEY, &Kept { tokens: &self.tokens, pages: &pages, state: &self.state.share() });
         }
     }

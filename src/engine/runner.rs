@@ -132,6 +132,8 @@ pub(super) struct Work<'a> {
     /// Tokens of the source its sequence has read.
     pub source: usize,
     pub pages: &'a [LayerPages],
+    /// Names what is in `pages`; 0 for no name.
+    pub stamp: u64,
     pub state: StatePointers,
 }
 
@@ -152,6 +154,7 @@ impl Runner {
             positions: vec_with_capacity(rows, what)?,
             segments: vec_with_capacity(sequences, what)?,
             kv: vec_with_capacity(sequences.saturating_mul(sizes.0), what)?,
+            stamps: vec_with_capacity(sequences, what)?,
             states: vec_with_capacity(sequences, what)?,
             sources: vec_with_capacity(sequences, what)?,
             slots: Arc::clone(slots),
@@ -245,17 +248,39 @@ pub(super) fn fill<'a>(batch: &mut Batch, work: impl IntoIterator<Item = Work<'a
     batch.tokens.clear();
     batch.positions.clear();
     batch.segments.clear();
-    batch.kv.clear();
     batch.states.clear();
     batch.sources.clear();
     for w in work {
         let start = batch.tokens.len();
         batch.tokens.extend_from_slice(w.tokens);
         batch.positions.extend((w.position..w.position + w.tokens.len()).map(|p| p as u32));
+        set_pages(batch, &w);
         batch.segments.push(Segment { rows: start..batch.tokens.len(), position: w.position });
-        batch.kv.extend(w.pages.iter().map(|pages| KvPages::new(pages.pointers())));
-        batch.kv_states = w.pages.len();
         batch.states.push(w.state);
         batch.sources.push(w.source);
+    }
+    batch.kv.truncate(batch.segments.len() * batch.kv_states);
+    batch.stamps.truncate(batch.segments.len());
+}
+
+/// Writes the page lists of the next segment, if they are not those that the last batch had in its place.
+fn set_pages(batch: &mut Batch, w: &Work<'_>) {
+    let index = batch.segments.len();
+    if index == 0 && batch.kv_states != w.pages.len() {
+        batch.kv.clear();
+        batch.stamps.clear();
+        batch.kv_states = w.pages.len();
+    }
+    match batch.stamps.get_mut(index) {
+        Some(known) if w.stamp != 0 && *known == w.stamp => return,
+        Some(known) => *known = w.stamp,
+        None => batch.stamps.push(w.stamp),
+    }
+    for (kind, pages) in w.pages.iter().enumerate() {
+        let pages = KvPages::new(pages.pointers());
+        match batch.kv.get_mut(index * w.pages.len() + kind) {
+            Some(known) => *known = pages,
+            None => batch.kv.push(pages),
+        }
     }
 }

@@ -305,7 +305,8 @@ impl Call<'_, '_> {
             let tokens = &slice.tokens[at..][..part.count];
             at += part.count;
             let (position, source) = (sequence.len() + part.borrowed, sequence.source());
-            Work { tokens, position, source, pages: &sequence.pages, state: sequence.state.pointers(false) }
+            let (pages, stamp) = (sequence.pages.for_run(), sequence.pages.stamp());
+            Work { tokens, position, source, pages, stamp, state: sequence.state.pointers(false) }
         }));
         loop {
             // Read before the look: a cancel after it is a ring that the run notices.

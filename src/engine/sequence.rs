@@ -8,7 +8,7 @@ use super::counters::Counters;
 use super::forward::{append, check, recompute};
 use super::load::Engine;
 use super::queue::Queue;
-use crate::cache::{LayerPages, SequenceState, SharedPage, State};
+use crate::cache::{LayerPages, PageLists, SequenceState, SharedPage, State};
 use crate::error::{Error, Kind, Result, vec_with_capacity};
 use crate::ops::PAGE;
 use crate::{bail, ensure};
@@ -43,7 +43,7 @@ static MARKS: AtomicU64 = AtomicU64::new(1);
 pub struct Sequence {
     engine: Arc<Engine>,
     pub(super) tokens: Vec<i32>,
-    pub(super) pages: Vec<LayerPages>,
+    pub(super) pages: PageLists,
     /// Tokens of the source that was read; 0 before, and where the model reads none.
     source: usize,
     /// Recurrent slots and logits.
@@ -101,7 +101,7 @@ impl Sequence {
         Ok(Sequence {
             engine: Arc::clone(engine),
             tokens: vec_with_capacity(capacity, "a sequence's tokens")?,
-            pages,
+            pages: PageLists::new(pages),
             source: 0,
             state,
             marks: Vec::new(),
@@ -312,7 +312,7 @@ impl Sequence {
         let pages = pages.iter().map(|pages| pages.fork(self.capacity)).collect::<Result<_>>()?;
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
-        self.pages = pages;
+        self.pages = PageLists::new(pages);
         self.source = source;
         self.exact = exact;
         // A step that is under way may have pages past the end.
@@ -371,7 +371,8 @@ impl Sequence {
 
     /// Makes positions `from .. to` of every layer writable.
     pub(super) fn reserve_between(&mut self, from: usize, to: usize) -> Result<()> {
-        self.own_pages().try_for_each(|pages| pages.reserve(from, to))
+        let of_source = self.engine.of_source();
+        self.pages.reserve(from, to, |index| !of_source[index])
     }
 
     /// Cancels from now on mean the call that begins.

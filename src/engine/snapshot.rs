@@ -74,7 +74,7 @@ impl Snapshot {
         out.extend_from_slice(&(self.tokens.len() as u64).to_le_bytes());
         self.tokens.iter().for_each(|t| out.extend_from_slice(&t.to_le_bytes()));
         self.state.write_to(&mut out)?;
-        for pages in &self.pages {
+        for pages in self.pages.iter() {
             for index in 0..pages.count() {
                 pages.append_page(index, &mut out)?;
             }

@@ -133,8 +133,7 @@ impl Op for AddNorm {
     fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
         let (a, b, sum, y) = (gpu.view(self.a), gpu.view(self.b), gpu.view(self.sum), gpu.view(self.y));
         let args = AddNormArgs { a, b, sum, y, weight: gpu.vector(Some(self.weight)), eps: self.eps, spare: 0 };
-        let threads = gpu.width(self.y).div_ceil(4).next_multiple_of(32).clamp(32, 1024);
-        gpu.launch(ADD_NORM, Grid::new([gpu.rows(self.y), 1, 1], threads).early(), &args)
+        gpu.launch(ADD_NORM, Grid::sums(gpu.rows(self.y), gpu.width(self.y)), &args)
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {

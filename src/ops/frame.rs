@@ -139,6 +139,8 @@ pub struct Batch {
     pub segments: Vec<Segment>,
     /// Key/value pages: `[segment][kv state]`.
     pub kv: Vec<KvPages>,
+    /// What names a segment's page lists, by segment: the same number, the same pages in them. 0, or no number, for lists without a name.
+    pub stamps: Vec<u64>,
     /// Key/value states of the model: the stride of `kv`.
     pub kv_states: usize,
     /// Recurrent slots, by segment; empty where the model has none.

@@ -35,7 +35,7 @@ struct VectorArgs {
     y: View,
     bias: u64,
     parts: u32,
-    spare: u32,
+    panels: u32,
     part: [Part; TOGETHER],
 }
 
@@ -430,11 +430,21 @@ fn vector_kernels(part: &Part) -> [Kernel; 2] {
     })
 }
 
-/// Warps that share a panel's `steps`: enough that the device has much on its way, and as even as they come.
-fn warps(steps: usize, panels: usize, processors: usize) -> usize {
-    let most = if panels >= processors { 8 } else { 16 };
-    let rounds = steps.div_ceil(most).max(1);
-    steps.div_ceil(rounds).clamp(1, most)
+/// Warps that share a panel's `steps`: as even as they come.
+fn warps(steps: usize) -> usize {
+    let rounds = steps.div_ceil(MOST_WARPS).max(1);
+    steps.div_ceil(rounds).clamp(1, MOST_WARPS)
+}
+
+/// As in kernels/linear_vector.cu.
+const MOST_WARPS: usize = 8;
+
+/// Blocks that a multiprocessor has at a time, as kernels/linear_vector.cu says.
+fn resident(part: &Part) -> usize {
+    match (part.kind, part.block, part.min) {
+        (LayoutKind::I8, ..) | (LayoutKind::I4, 16, 1) | (LayoutKind::Table, 16, _) => 2,
+        _ => 3,
+    }
 }
 
 /// Each weight is read once for up to four rows.
@@ -448,10 +458,11 @@ fn vector(op: &Linear, gpu: &Gpu<'_>, parts: &[Part]) -> Result<()> {
         _ => 256,
     };
     let panels = panels(parts);
-    let threads = 32 * warps((parts[0].cols as usize).div_ceil(step), panels, gpu.processors());
+    let threads = 32 * warps((parts[0].cols as usize).div_ceil(step));
     let mut part = [Part::NONE; TOGETHER];
     part[..parts.len()].copy_from_slice(parts);
     let (x, q, y, bias) = (gpu.view(op.x), gpu.view(op.q), gpu.view(op.y), gpu.vector(op.bias));
-    let args = VectorArgs { x, q, y, bias, parts: parts.len() as u32, spare: 0, part };
-    gpu.launch(kernel, Grid::new([panels, rows.div_ceil(together), 1], threads).early(), &args)
+    let args = VectorArgs { x, q, y, bias, parts: parts.len() as u32, panels: panels as u32, part };
+    let blocks = panels.min(gpu.processors() * resident(&parts[0]));
+    gpu.launch(kernel, Grid::new([blocks, rows.div_ceil(together), 1], threads).early(), &args)
 }

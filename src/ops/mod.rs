@@ -76,7 +76,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub use act::{ActMul, Activation};
 pub use add::{Add, AddNorm};
 pub use attention::{Attention, CacheWrite};
-pub use batch_image::BatchPlaces;
+pub use batch_image::{BATCH, BatchArgs, BatchImage, BatchPlaces, News, batch_grid};
 pub use combine::Combine;
 pub use conv::Conv;
 pub use decay::Decay;

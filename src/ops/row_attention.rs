@@ -264,7 +264,7 @@ impl RowAttention {
         let (together, kernel) = *kernels.iter().find(|(n, _)| *n >= group.min(most)).unwrap_or(&kernels[kernels.len() - 1]);
         let elements = if half { 8 } else { 4 };
         let shares = THREADS / spec.value_dim.div_ceil(elements);
-        let shared = 4 * (together * (spec.key_dim + 2 * TILE + 3) + shares * spec.value_dim);
+        let shared = 4 * ((together * (spec.key_dim + 2 * TILE + 3)).next_multiple_of(4) + together * shares * spec.value_dim);
         let grid = Grid::new([chunks, spec.heads * group.div_ceil(together), rows], THREADS).shared(shared).early();
         let args = self.args(gpu, chunks, most_rows);
         gpu.launch(kernel, grid, &args)?;

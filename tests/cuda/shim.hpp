@@ -183,6 +183,7 @@ extern u8 SHIM_JOIN(__start_, SHIM_SECTION)[] __attribute__((weak, visibility("h
 extern u8 SHIM_JOIN(__stop_, SHIM_SECTION)[] __attribute__((weak, visibility("hidden")));
 }
 #define KERNEL(name, Args) KERNEL_OF(1024, name, Args)
+#define KERNEL_AT(most, blocks, name, Args) KERNEL_OF(most, name, Args)
 #define KERNEL_OF(most, name, Args)                                                                                             \
     static void name(const Args& a);                                                                                            \
     static void name##_from(const void* args) { name(*(const Args*)args); }                                                     \
@@ -264,6 +265,8 @@ DEVICE u32 permute(u32 a, u32 b, u32 selector) {
 
 DEVICE Words4 load16(const void* p) { return *(const Words4*)__builtin_assume_aligned(p, 16); }
 DEVICE Words2 load8(const void* p) { return *(const Words2*)__builtin_assume_aligned(p, 8); }
+DEVICE Words4 load_now(const void* p) { return load16(p); }
+DEVICE void prefetch(const void*) {}
 DEVICE Words4 load_once(const void* p) { return load16(p); }
 DEVICE Words2 load8_once(const void* p) { return load8(p); }
 DEVICE u32 load4_once(const void* p) { return *(const u32*)__builtin_assume_aligned(p, 4); }

@@ -85,6 +85,9 @@ impl Pinned {
     pub fn as_slice(&self) -> &[u8] {
         match *self {}
     }
+    pub fn address(&self) -> u64 {
+        match *self {}
+    }
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         match *self {}
     }
@@ -150,6 +153,12 @@ impl Graph {
 }
 
 pub struct Queue<'a>(&'a Never);
+
+impl Queue<'_> {
+    pub fn settle(&self) {
+        match *self.0 {}
+    }
+}
 
 impl Launch for Queue<'_> {
     fn launch(&self, _: Kernel, _: Grid, _: &[u8]) -> Result<()> {

@@ -33,10 +33,23 @@ impl Grid {
         Grid { blocks: blocks.map(narrow), threads: narrow(threads), shared: 0, early: false }
     }
 
-    /// For kernels that walk over columns and begin early: a block takes four columns a thread of one row.
+    /// For kernels that walk over columns and begin early: a block takes four columns a thread of one row; of few rows, whose time is that of one
+    /// thread, a column.
     pub fn columns(rows: usize, width: usize) -> Grid {
+        let each = if rows <= Grid::FEW_ROWS { 1 } else { 4 };
         let threads = width.div_ceil(4).next_multiple_of(32).clamp(32, 256);
-        Grid::new([rows, width.div_ceil(4 * threads), 1], threads).early()
+        Grid::new([rows, width.div_ceil(each * threads), 1], threads).early()
+    }
+
+    /// Rows that do not fill a device by themselves.
+    pub const FEW_ROWS: usize = 4;
+
+    /// For kernels that sum a row of up to eight elements a thread and begin early: of few rows, several blocks sum the same one and each writes
+    /// its share.
+    pub fn sums(rows: usize, width: usize) -> Grid {
+        let threads = width.div_ceil(8).next_multiple_of(32).clamp(32, 1024);
+        let shares = if rows <= Grid::FEW_ROWS { width.div_ceil(threads).min(8) } else { 1 };
+        Grid::new([rows, shares, 1], threads).early()
     }
 
     /// For kernels with a thread for each column of each row, in blocks of at most `threads`.

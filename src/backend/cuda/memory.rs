@@ -95,6 +95,11 @@ impl Pinned {
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 
+    /// Where they are: for kernels too, which find them over the bus.
+    pub fn address(&self) -> u64 {
+        self.ptr.as_ptr().expose_provenance() as u64
+    }
+
     /// The bytes, to write. Copies from or to them that are under way must be waited for first.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` makes this the only reference.

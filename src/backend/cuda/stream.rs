@@ -10,6 +10,7 @@ use super::memory::Pinned;
 use super::sys::{self, CUevent, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig, CUstream};
 use crate::ensure;
 use crate::error::Result;
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
@@ -117,7 +118,7 @@ impl Stream {
 
     /// To queue kernels from this thread.
     pub fn queue(&self) -> Result<Queue<'_>> {
-        Ok(Queue { stream: self, at: self.device.enter()? })
+        Ok(Queue { stream: self, at: self.device.enter()?, settles: Cell::new(false) })
     }
 }
 
@@ -134,6 +135,14 @@ impl Drop for Stream {
 pub struct Queue<'a> {
     pub(super) stream: &'a Stream,
     pub(super) at: Entered<'a>,
+    settles: Cell<bool>,
+}
+
+impl Queue<'_> {
+    /// The next kernel begins when all before it have ended, whether or not it could begin early. Those after it see the same from the start.
+    pub fn settle(&self) {
+        self.settles.set(true);
+    }
 }
 
 impl Launch for Queue<'_> {
@@ -144,7 +153,7 @@ impl Launch for Queue<'_> {
         // SAFETY: a union and an enum for which zeros are values (`CU_LAUNCH_ATTRIBUTE_IGNORE`).
         let mut attributes: [CUlaunchAttribute; 1] = unsafe { std::mem::zeroed() };
         let mut count = 0;
-        if grid.early {
+        if grid.early && !self.settles.take() {
             attributes[0].id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
             attributes[0].value.programmaticStreamSerializationAllowed = 1;
             count = 1;
