@@ -97,10 +97,10 @@ impl BatchImage {
     pub fn write(&mut self, batch: &Batch, image: &mut [u8], list: &mut [u8]) -> Result<News> {
         let BatchPlaces { segments, kv_states, pages, starts } = self.places;
         ensure!(batch.segments.len() <= segments, Internal, "a batch of {} segments, there is room for {segments}", batch.segments.len());
-        let mut writer = Writer { image, list, count: 0, span: usize::MAX..0, all: !self.known };
+        let mut writer = Writer { image, list, count: 0, span: usize::MAX..0 };
         // Until all is written, nothing is.
-        self.known = false;
-        if writer.all {
+        let known = std::mem::take(&mut self.known);
+        if !known {
             self.stamps.clear();
             self.stamps.resize(segments, 0);
             let at = |i: usize| self.base + starts[i] as u64;
@@ -132,14 +132,17 @@ impl BatchImage {
             }
         }
         let (count, span) = (writer.count, writer.span);
-        let listed = if count <= MOST_NEWS { count } else { 0 };
-        list[..4].copy_from_slice(&(listed as u32).to_ne_bytes());
-        self.known = true;
-        Ok(match count {
+        // What a device holds that was told nothing is unknown everywhere, also where this batch has no rows.
+        let news = match count {
+            _ if !known => News::Copy(0..self.places.bytes()),
             0 => News::None,
             ..=MOST_NEWS => News::Listed(count),
             _ => News::Copy(span),
-        })
+        };
+        let listed = if let News::Listed(count) = news { count } else { 0 };
+        list[..4].copy_from_slice(&(listed as u32).to_ne_bytes());
+        self.known = true;
+        Ok(news)
     }
 }
 
@@ -160,17 +163,15 @@ struct Writer<'a> {
     count: usize,
     /// Bytes from the first word that is new to the last.
     span: Range<usize>,
-    /// Whether what is in the image counts as new too.
-    all: bool,
 }
 
 impl Writer<'_> {
     /// Writes values from `start` on.
     fn put<const N: usize>(&mut self, start: usize, values: impl Iterator<Item = [u8; N]>) {
-        let Writer { image, list, count, span, all } = self;
+        let Writer { image, list, count, span } = self;
         let room = image[start..].as_chunks_mut::<N>().0;
         for (index, (place, value)) in room.iter_mut().zip(values).enumerate() {
-            if !*all && *place == value {
+            if *place == value {
                 continue;
             }
             *place = value;
@@ -261,6 +262,13 @@ mod tests {
         (batch.tokens, batch.positions) = (vec![3, 4], vec![6, 1]);
         batch.segments = vec![Segment { rows: 0..1, position: 6 }, Segment { rows: 1..2, position: 1 }];
         run(&mut image, &batch, false);
+        // More rows than before, of zeros: what the device had there was never told.
+        let (tokens, positions, segments) = (batch.tokens.clone(), batch.positions.clone(), batch.segments.clone());
+        (batch.tokens, batch.positions) = (vec![0; 5], vec![6, 7, 8, 9, 1]);
+        batch.segments = vec![Segment { rows: 0..4, position: 6 }, Segment { rows: 4..5, position: 1 }];
+        run(&mut image, &batch, false);
+        (batch.tokens, batch.positions, batch.segments) = (tokens, positions, segments);
+        run(&mut image, &batch, false);
         // The same again is nothing; another position is two words; a new page is an address, in a list of another name.
         assert_eq!(run(&mut image, &batch, false), News::None);
         (batch.positions[1], batch.segments[1].position) = (2, 2);
@@ -272,13 +280,13 @@ mod tests {
         lists[1][0] = page(5);
         (batch.kv[1], batch.stamps[1]) = (KvPages::new(&lists[1]), 0);
         assert_eq!(run(&mut image, &batch, false), News::Listed(2));
-        assert!(matches!(run(&mut image, &batch, true), News::Listed(20..)));
+        assert!(matches!(run(&mut image, &batch, true), News::Copy(_)));
         // A list that is too long is refused, and what was written by then is not relied on.
         lists[1].extend([page(1); 3]);
         batch.kv[1] = KvPages::new(&lists[1]);
         assert!(image.write(&batch, &mut vec![0; places.bytes()], &mut vec![0; BatchPlaces::NEWS_BYTES]).is_err());
         batch.kv[1] = KvPages::new(&lists[1][..1]);
-        assert!(matches!(run(&mut image, &batch, false), News::Listed(20..)));
+        assert!(matches!(run(&mut image, &batch, false), News::Copy(_)));
     }
 
     #[test]
