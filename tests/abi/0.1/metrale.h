@@ -48,6 +48,23 @@
 // Every weight decoded to its exact value, activations and cache in f32.
 #define METRALE_COMPUTE_F32 2
 
+// Keys and values are kept in the library's default (`METRALE_KV_TYPE` in the environment: `f32`, `f16`, `bf16`, `q8`): f32 with
+// `METRALE_COMPUTE_F32` and for files stored in f32, else half floats.
+#define METRALE_KV_DEFAULT 0
+
+// Keys and values are kept as they are computed.
+#define METRALE_KV_F32 1
+
+// Keys and values are kept as half floats.
+#define METRALE_KV_F16 2
+
+// Keys and values are kept as bfloat16: the bytes of half floats, the range of f32. Not on a GPU.
+#define METRALE_KV_BF16 3
+
+// Keys and values are kept in 8 bits, with a scale for each 32 elements of a key and for each value: 0.53 to 0.57 of the bytes of half floats.
+// Queries meet keys in 8 bits as well. Not on a GPU, and not for architectures that keep latent, compressed or indexed rows.
+#define METRALE_KV_Q8 4
+
 // Tokens that end generation count as ordinary ones: `metrale_decode_step` never reports this sequence as done.
 #define METRALE_SEQ_IGNORE_END 1
 
@@ -174,6 +191,9 @@
 // The processor.
 #define METRALE_DEVICE_CPU 1
 
+// An NVIDIA device.
+#define METRALE_DEVICE_CUDA 2
+
 // The shape of this header: the upper 16 bits change when old hosts stop working, the lower when something is added.
 #define METRALE_ABI_VERSION 65536
 
@@ -220,17 +240,18 @@ typedef struct {
     size_t struct_size;
     // `METRALE_DEVICE_*`.
     uint32_t kind;
-    // Processors the calling thread may use, by its affinity mask and control groups.
+    // Processors the calling thread may use, by its affinity mask and control groups; of an NVIDIA device its multiprocessors.
     uint32_t threads;
-    // Bytes this process may take in all; 0 where the system does not say.
+    // Bytes this process may take in all; 0 where the system does not say. Of an NVIDIA device its memory.
     uint64_t memory_total;
     // Bytes it may still take.
     uint64_t memory_free;
     // The maker's name of the device: NUL-terminated, lives as long as the library, as the next ones do.
     const char *name;
-    // The kernels in use: `"scalar"`, `"avx2"` or `"avx512"`.
+    // The kernels in use: `"scalar"`, `"avx2"` or `"avx512"`; of an NVIDIA device the architecture they are made for: `"sm_90a"`.
     const char *kernels;
-    // Instruction sets found, parted by spaces: `"avx2 fma f16c"`. Empty for a processor without any that are used.
+    // Instruction sets found, parted by spaces: `"avx2 fma f16c"`. Empty for a processor without any that are used, and
+    // for other devices.
     const char *instruction_sets;
 } metrale_device;
 
@@ -312,7 +333,7 @@ typedef struct {
 } metrale_memory_usage;
 
 // Called while a model loads, on the thread that loads. Both numbers are those of the phase; `total_bytes` is 0 while
-// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped),
+// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped), `"tokenizer"`,
 // `"weights"`, `"done"`. A result other than 0 cancels the load (`METRALE_CANCELLED`), the last call's as well.
 // The function must return: no exception and no `longjmp` may leave it.
 typedef int32_t (*metrale_progress_fn)(void *user, uint64_t done_bytes, uint64_t total_bytes, const char *phase);
@@ -358,6 +379,18 @@ typedef struct {
     // when it is freed; what was used longest ago gives way. Logits are the same bits as without. `METRALE_UNSUPPORTED` for
     // models that translate.
     uint64_t prefix_bytes;
+    // The device that computes, as `metrale_device_info` numbers them; 0 is the processor. `METRALE_NOT_FOUND` or
+    // `METRALE_DEVICE_UNSUPPORTED`, before weights are read, where it cannot be used, and `METRALE_UNSUPPORTED` where it has no code for an
+    // operation of the model. On an NVIDIA device the order of a sum depends on how many rows are computed together: what this header calls the
+    // same bits holds for the processor, and there up to the last ones.
+    uint32_t device;
+    // What keys and values are kept in: `METRALE_KV_*`. `METRALE_UNSUPPORTED`, before weights are read, where the device or the architecture does
+    // not have it. Bits are the same for any threads, batch and chunk, whatever it is; states saved by a model loaded with another type are
+    // refused with `METRALE_MISMATCH`.
+    uint32_t kv_type;
+    // Most bytes of that device the plan of the model with one sequence may take; 0 takes what it has free. For the processor, `memory` is
+    // the cap.
+    uint64_t device_bytes;
 } metrale_load_options;
 
 // Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -374,11 +407,21 @@ typedef struct {
     uint64_t scratch;
     // Everything else: tokenizer, tables, rows of logits, buffers.
     uint64_t other;
-    // The sum of all fields but `struct_size`.
+    // The sum of the host's fields.
     uint64_t total;
     // Bytes of files that were read or copied and stay in memory with the model (`METRALE_SOURCE_READ`,
     // `METRALE_SOURCE_COPY`, `metrale_source_reader`).
     uint64_t source;
+    // Bytes of the device that computes, where that is not the processor: weights. The fields above then count the host's bytes alone.
+    uint64_t device_weights;
+    // Key/value caches there.
+    uint64_t device_kv;
+    // Recurrent state and rows of logits there.
+    uint64_t device_state;
+    // Workspaces there.
+    uint64_t device_scratch;
+    // The sum of the four.
+    uint64_t device_total;
 } metrale_memory_plan;
 
 // Fills `len` bytes at `into` with a source's bytes from `offset` on, and returns how many it filled. Everything but
@@ -395,7 +438,7 @@ typedef struct {
     uint64_t done_bytes;
     // Bytes of this phase in all; 0 while that is not known.
     uint64_t total_bytes;
-    // `"reading"`, `"weights"` or `"done"`: NUL-terminated, lives as long as the library.
+    // `"reading"`, `"tokenizer"`, `"weights"` or `"done"`: NUL-terminated, lives as long as the library.
     const char *phase;
 } metrale_load_progress;
 
@@ -742,14 +785,18 @@ bool metrale_error_retry(const metrale_error *err);
 // Frees an error and ends the life of its strings. NULL and handles that are none are ignored. Any thread.
 void metrale_error_free(metrale_error *err);
 
-// Number of devices that models can run on; at least 1, since device 0 is the processor. Any thread.
+// Number of devices that models can run on; at least 1, since device 0 is the processor. Others are NVIDIA devices, for which the first call
+// looks for a driver: `libcuda.so.1` is opened where it is installed. Any thread.
 size_t metrale_device_count(void);
 
-// Fills `*out`, whose `struct_size` must be set, with what device `index` is, and what it has free at the moment. Any
-// thread.
+// Fills `*out`, whose `struct_size` must be set, with what device `index` is, and what it has free at the moment. For an NVIDIA device that
+// takes a context on it for as long as the call. Any thread.
 //
-// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_NOT_FOUND` (there is no device of this index).
-metrale_status metrale_device_info(size_t index, metrale_device *out, metrale_error **err);
+// Statuses: `METRALE_INVALID_ARGUMENT`, `METRALE_NOT_FOUND` (there is no device of this index; the message says why there is no NVIDIA
+// device), `METRALE_DEVICE_LOST`, `METRALE_DEVICE_UNSUPPORTED` (it is there, and too old).
+metrale_status metrale_device_info(size_t index,
+                                   metrale_device *out,
+                                   metrale_error **err);
 
 // Makes a runtime: an allocator, a limit of memory, a place for log records and threads, for the models that are loaded
 // with it (`metrale_load_options.runtime`) and all that is made of them. `options` may be NULL: the system's memory,
@@ -932,7 +979,8 @@ void metrale_source_free(metrale_source *source);
 // progress callback can cancel. Any thread; several loads may run at once.
 //
 // Statuses: `METRALE_NOT_FOUND`, `METRALE_IO`, `METRALE_NOT_A_MODEL`, `METRALE_CORRUPT_FILE`, `METRALE_UNSUPPORTED`,
-// `METRALE_MISMATCH`, `METRALE_OUT_OF_MEMORY`, `METRALE_CANCELLED`, `METRALE_UNKNOWN_OPTION`.
+// `METRALE_MISMATCH`, `METRALE_OUT_OF_MEMORY`, `METRALE_CANCELLED`, `METRALE_UNKNOWN_OPTION`; with another device than the processor also
+// `METRALE_DEVICE_UNSUPPORTED` and `METRALE_DEVICE_LOST`. Calls on a model whose device is lost fail with the latter; handles are freed as ever.
 //
 // A file that somebody else shortens while it is loaded ends the process with SIGBUS.
 metrale_status metrale_load(const char *path,
@@ -945,7 +993,8 @@ metrale_status metrale_load(const char *path,
 // freed afterwards. Any thread; several loads of one source may run at once.
 //
 // Statuses: as for `metrale_load`; `METRALE_IO` names what a reader did not give, with its offset;
-// `METRALE_UNSUPPORTED` for safetensors bytes, and parts of a split GGUF, that do not come by path.
+// `METRALE_UNSUPPORTED` for a single safetensors file, or one part of a split GGUF, that comes neither by path nor in a folder
+// (`metrale_source_folder`).
 metrale_status metrale_load_source(const metrale_source *source,
                                    const metrale_load_options *options,
                                    metrale_model **out,
@@ -962,8 +1011,9 @@ metrale_status metrale_load_begin(const metrale_source *source,
                                   metrale_error **err);
 
 // Works on a load for about `budget_ns` nanoseconds and at least one slice: 0 is the least there is, `UINT64_MAX` does
-// all. Bytes are read and weights packed in slices of a fraction of a millisecond; headers, the tokenizer and the
-// workspace are each one slice that cannot be cut. `METRALE_AGAIN` while there is more to do. `METRALE_OK` once, with the
+// all. Bytes are read and weights packed in slices of a fraction of a millisecond; the tokenizer is made on a thread of the load's
+// own, which rests between steps, and is waited for no longer than the budget lasts; headers, the memory plan and each program
+// are one slice that cannot be cut. `METRALE_AGAIN` while there is more to do. `METRALE_OK` once, with the
 // model in `*out`, a handle for `metrale_free`. `progress`, which may be NULL, is filled in both cases. Steps may come
 // from different threads, one at a time; the progress callback runs inside of them.
 // One call at a time on a load.
@@ -1264,7 +1314,7 @@ metrale_status metrale_seq_truncate(metrale_seq *seq,
 // is left keeps the values it was computed with, when the removed tokens could still be seen; its keys are turned back to their new
 // positions. So what follows is attention over the tokens that are left (StreamingLLM), not what a fresh run over them would
 // give: use a fresh sequence where that is wanted. Turning rounds once, and where the cache is 16 bits wide
-// (`METRALE_COMPUTE_FAST`) the turned key is rounded to 16 bits a second time. It takes about as long as copying what is moved.
+// (`METRALE_COMPUTE_FAST`) the turned key is rounded to its type a second time. It takes about as long as copying what is moved.
 //
 // The row of logits stays as it was computed, with all tokens. Where nothing follows the removed tokens, this is
 // `metrale_seq_truncate`. Marks past `from` end. A grammar keeps what was chosen under it, also of removed tokens. What the queue
