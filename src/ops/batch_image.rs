@@ -97,7 +97,7 @@ impl BatchImage {
     pub fn write(&mut self, batch: &Batch, image: &mut [u8], list: &mut [u8]) -> Result<News> {
         let BatchPlaces { segments, kv_states, pages, starts } = self.places;
         ensure!(batch.segments.len() <= segments, Internal, "a batch of {} segments, there is room for {segments}", batch.segments.len());
-        let mut writer = Writer { image, list, count: 0, span: usize::MAX..0 };
+        let mut writer = Writer { image, list, count: 0, first: usize::MAX, end: 0 };
         // Until all is written, nothing is.
         let known = std::mem::take(&mut self.known);
         if !known {
@@ -131,13 +131,13 @@ impl BatchImage {
                 writer.put(starts[8] + 8 * list * pages, list_pages.iter().map(|page| (page.addr() as u64).to_ne_bytes()));
             }
         }
-        let (count, span) = (writer.count, writer.span);
+        let Writer { count, first, end, .. } = writer;
         // What a device holds that was told nothing is unknown everywhere, also where this batch has no rows.
         let news = match count {
             _ if !known => News::Copy(0..self.places.bytes()),
             0 => News::None,
-            ..=MOST_NEWS => News::Listed(count),
-            _ => News::Copy(span),
+            1..=MOST_NEWS => News::Listed(count),
+            _ => News::Copy(first..end),
         };
         let listed = if let News::Listed(count) = news { count } else { 0 };
         list[..4].copy_from_slice(&(listed as u32).to_ne_bytes());
@@ -161,14 +161,15 @@ struct Writer<'a> {
     image: &'a mut [u8],
     list: &'a mut [u8],
     count: usize,
-    /// Bytes from the first word that is new to the last.
-    span: Range<usize>,
+    /// First byte that is new, and the one behind the last.
+    first: usize,
+    end: usize,
 }
 
 impl Writer<'_> {
     /// Writes values from `start` on.
     fn put<const N: usize>(&mut self, start: usize, values: impl Iterator<Item = [u8; N]>) {
-        let Writer { image, list, count, span } = self;
+        let Writer { image, list, count, first, end } = self;
         let room = image[start..].as_chunks_mut::<N>().0;
         for (index, (place, value)) in room.iter_mut().zip(values).enumerate() {
             if *place == value {
@@ -176,7 +177,7 @@ impl Writer<'_> {
             }
             *place = value;
             let at = start + index * N;
-            *span = span.start.min(at)..span.end.max(at + N);
+            (*first, *end) = ((*first).min(at), (*end).max(at + N));
             for (word, bytes) in value.as_chunks::<4>().0.iter().enumerate() {
                 if *count < MOST_NEWS {
                     let pair = [((at / 4 + word) as u32).to_ne_bytes(), *bytes];
