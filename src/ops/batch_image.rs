@@ -18,7 +18,7 @@ pub fn batch_grid() -> Grid {
     Grid::new([1, 1, 1], 256)
 }
 
-/// Addresses: the list of what is new, in the host's memory, and the batch on the device.
+/// Addresses: the list of what is new, and the batch.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct BatchArgs {
@@ -69,6 +69,8 @@ impl BatchPlaces {
 
     /// Bytes of the longest list of what is new.
     pub const NEWS_BYTES: usize = 16 + 8 * MOST_NEWS;
+    /// Bytes of the list that a step copies in any case: as much as is new in a few dozen sequences.
+    pub const FEW_NEWS_BYTES: usize = 4096;
 }
 
 /// The host's copy of a batch on a device: which of it is known there.
@@ -97,10 +99,10 @@ impl BatchImage {
     pub fn write(&mut self, batch: &Batch, image: &mut [u8], list: &mut [u8]) -> Result<News> {
         let BatchPlaces { segments, kv_states, pages, starts } = self.places;
         ensure!(batch.segments.len() <= segments, Internal, "a batch of {} segments, there is room for {segments}", batch.segments.len());
-        let mut writer = Writer { image, list, count: 0, span: usize::MAX..0, all: !self.known };
+        let mut writer = Writer { image, list, count: 0, first: usize::MAX, end: 0 };
         // Until all is written, nothing is.
-        self.known = false;
-        if writer.all {
+        let known = std::mem::take(&mut self.known);
+        if !known {
             self.stamps.clear();
             self.stamps.resize(segments, 0);
             let at = |i: usize| self.base + starts[i] as u64;
@@ -131,15 +133,18 @@ impl BatchImage {
                 writer.put(starts[8] + 8 * list * pages, list_pages.iter().map(|page| (page.addr() as u64).to_ne_bytes()));
             }
         }
-        let (count, span) = (writer.count, writer.span);
-        let listed = if count <= MOST_NEWS { count } else { 0 };
+        let Writer { count, first, end, .. } = writer;
+        // What a device holds that was told nothing is unknown everywhere, also where this batch has no rows.
+        let news = match count {
+            _ if !known => News::Copy(0..self.places.bytes()),
+            0 => News::None,
+            1..=MOST_NEWS => News::Listed(count),
+            _ => News::Copy(first..end),
+        };
+        let listed = if let News::Listed(count) = news { count } else { 0 };
         list[..4].copy_from_slice(&(listed as u32).to_ne_bytes());
         self.known = true;
-        Ok(match count {
-            0 => News::None,
-            ..=MOST_NEWS => News::Listed(count),
-            _ => News::Copy(span),
-        })
+        Ok(news)
     }
 }
 
@@ -154,28 +159,34 @@ pub enum News {
     Copy(Range<usize>),
 }
 
+impl News {
+    /// Bytes of the list.
+    pub fn list_bytes(&self) -> usize {
+        16 + if let News::Listed(count) = self { 8 * count } else { 0 }
+    }
+}
+
 struct Writer<'a> {
     image: &'a mut [u8],
     list: &'a mut [u8],
     count: usize,
-    /// Bytes from the first word that is new to the last.
-    span: Range<usize>,
-    /// Whether what is in the image counts as new too.
-    all: bool,
+    /// First byte that is new, and the one behind the last.
+    first: usize,
+    end: usize,
 }
 
 impl Writer<'_> {
     /// Writes values from `start` on.
     fn put<const N: usize>(&mut self, start: usize, values: impl Iterator<Item = [u8; N]>) {
-        let Writer { image, list, count, span, all } = self;
+        let Writer { image, list, count, first, end } = self;
         let room = image[start..].as_chunks_mut::<N>().0;
         for (index, (place, value)) in room.iter_mut().zip(values).enumerate() {
-            if !*all && *place == value {
+            if *place == value {
                 continue;
             }
             *place = value;
             let at = start + index * N;
-            *span = span.start.min(at)..span.end.max(at + N);
+            (*first, *end) = ((*first).min(at), (*end).max(at + N));
             for (word, bytes) in value.as_chunks::<4>().0.iter().enumerate() {
                 if *count < MOST_NEWS {
                     let pair = [((at / 4 + word) as u32).to_ne_bytes(), *bytes];
@@ -261,6 +272,13 @@ mod tests {
         (batch.tokens, batch.positions) = (vec![3, 4], vec![6, 1]);
         batch.segments = vec![Segment { rows: 0..1, position: 6 }, Segment { rows: 1..2, position: 1 }];
         run(&mut image, &batch, false);
+        // More rows than before, of zeros: what the device had there was never told.
+        let (tokens, positions, segments) = (batch.tokens.clone(), batch.positions.clone(), batch.segments.clone());
+        (batch.tokens, batch.positions) = (vec![0; 5], vec![6, 7, 8, 9, 1]);
+        batch.segments = vec![Segment { rows: 0..4, position: 6 }, Segment { rows: 4..5, position: 1 }];
+        run(&mut image, &batch, false);
+        (batch.tokens, batch.positions, batch.segments) = (tokens, positions, segments);
+        run(&mut image, &batch, false);
         // The same again is nothing; another position is two words; a new page is an address, in a list of another name.
         assert_eq!(run(&mut image, &batch, false), News::None);
         (batch.positions[1], batch.segments[1].position) = (2, 2);
@@ -272,13 +290,13 @@ mod tests {
         lists[1][0] = page(5);
         (batch.kv[1], batch.stamps[1]) = (KvPages::new(&lists[1]), 0);
         assert_eq!(run(&mut image, &batch, false), News::Listed(2));
-        assert!(matches!(run(&mut image, &batch, true), News::Listed(20..)));
+        assert!(matches!(run(&mut image, &batch, true), News::Copy(_)));
         // A list that is too long is refused, and what was written by then is not relied on.
         lists[1].extend([page(1); 3]);
         batch.kv[1] = KvPages::new(&lists[1]);
         assert!(image.write(&batch, &mut vec![0; places.bytes()], &mut vec![0; BatchPlaces::NEWS_BYTES]).is_err());
         batch.kv[1] = KvPages::new(&lists[1][..1]);
-        assert!(matches!(run(&mut image, &batch, false), News::Listed(20..)));
+        assert!(matches!(run(&mut image, &batch, false), News::Copy(_)));
     }
 
     #[test]
