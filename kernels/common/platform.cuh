@@ -88,12 +88,6 @@ DEVICE Words4 load_passing(const void* p) {
     return r;
 }
 DEVICE Words4 load16(const void* p) { return *(const Words4*)p; }
-// 16 bytes as they are in memory at this moment, which may be the host's.
-DEVICE Words4 load_now(const void* p) {
-    Words4 r;
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p) : "memory");
-    return r;
-}
 // Asks for the line at `p` to be brought into the second cache; nothing is read, so it may be one that is being written.
 DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 DEVICE Words2 load8(const void* p) { return *(const Words2*)p; }

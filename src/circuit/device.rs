@@ -5,7 +5,7 @@
 //! highest logit: the rows themselves stay on the device, behind the sequences' recurrent states.
 //!
 //! A step of one token for each of a few sequences is a graph, captured for a number of sequences and a longest position that are rounded up: kernels
-//! read what there is from the batch. The first of them takes up what changed in the batch, the last one leaves the tokens in the host's memory. So
+//! read what there is from the batch. It begins with a copy of what is new in the batch, and its last kernel leaves the tokens in the host's memory. So
 //! such a step is one launch.
 #![allow(unsafe_code)] // argument structs, pinned copies
 
@@ -36,6 +36,7 @@ pub struct DeviceWorkspace {
     image: BatchImage,
     host: Pinned,
     news: Pinned,
+    list: Block,
     /// The operation to go on with; 0 for none under way.
     place: usize,
     /// Ends of the last operations that were queued.
@@ -110,6 +111,7 @@ impl DeviceWorkspace {
             image: BatchImage::new(places, batch.address())?,
             host: Pinned::new(device, places.bytes(), "a batch for the device")?,
             news: Pinned::new(device, BatchPlaces::NEWS_BYTES, "a batch for the device")?,
+            list: Block::new(device, BatchPlaces::NEWS_BYTES, "a batch for the device")?,
             batch,
             place: 0,
             ends: (0..AHEAD).map(|_| Event::new(device, false)).collect::<Result<_>>()?,
@@ -125,7 +127,9 @@ impl DeviceWorkspace {
         let (rows, sequences) = (most(&|p| p.layout().max_rows), most(&|p| p.layout().max_sequences));
         let batch = BatchPlaces::new(rows, sequences, kv_states, most_pages(context)).bytes();
         let scratch = most(&|p| p.gpu_scratch_bytes(rounded(context), processors));
-        [most(&Program::workspace_bytes), batch, scratch, BEST * sequences * CHUNKS].into_iter().fold(0, usize::saturating_add)
+        [most(&Program::workspace_bytes), batch, BatchPlaces::NEWS_BYTES, scratch, BEST * sequences * CHUNKS]
+            .into_iter()
+            .fold(0, usize::saturating_add)
     }
 
     /// Time that runs spent waiting for the device, all together.
@@ -184,8 +188,14 @@ impl DeviceWorkspace {
             unsafe { self.stream.write_pinned(self.batch.address() + range.start as u64, &self.host, range.clone()) }?;
         }
         if let (true, 0, Some(step)) = (self.captures, self.place, Step::of(program, batch, keep)) {
+            if news.list_bytes() > BatchPlaces::FEW_NEWS_BYTES {
+                self.copy_news(BatchPlaces::FEW_NEWS_BYTES..news.list_bytes())?;
+            }
             self.step(program, batch, weights, step)?;
             return Ok(Outcome::Done);
+        }
+        if news != News::None {
+            self.copy_news(0..news.list_bytes())?;
         }
         let place = self.launches(program, batch, weights, news != News::None, keep, control)?;
         if place < program.ops().count() {
@@ -195,9 +205,15 @@ impl DeviceWorkspace {
         Ok(Outcome::Done)
     }
 
+    /// Queues the copy of a part of the list of what is new.
+    fn copy_news(&self, range: Range<usize>) -> Result<()> {
+        // SAFETY: as in `queue`.
+        unsafe { self.stream.write_pinned(self.list.address() + range.start as u64, &self.news, range) }
+    }
+
     /// Queues what takes up what is new in the batch. The kernels after it may read the batch before those before them have ended.
     fn take_up(&self, queue: &Queue<'_>) -> Result<()> {
-        let args = BatchArgs { news: self.news.address(), to: self.batch.address() };
+        let args = BatchArgs { news: self.list.address(), to: self.batch.address() };
         queue.launch(BATCH, batch_grid(), bytes_of(&args))?;
         queue.settle();
         Ok(())
@@ -265,6 +281,7 @@ impl DeviceWorkspace {
             reserve(&mut self.graphs, 1, "the list of graphs")?;
             let widest = step.widest(&batch.slots, batch.kv_states);
             let graph = self.stream.capture(|queue| {
+                self.copy_news(0..BatchPlaces::FEW_NEWS_BYTES)?;
                 self.take_up(queue)?;
                 let gpu = self.gpu(program, &widest, weights, queue);
                 program.launch(&gpu, 0, || false)?;

@@ -18,7 +18,7 @@ pub fn batch_grid() -> Grid {
     Grid::new([1, 1, 1], 256)
 }
 
-/// Addresses: the list of what is new, in the host's memory, and the batch on the device.
+/// Addresses: the list of what is new, and the batch.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct BatchArgs {
@@ -69,6 +69,8 @@ impl BatchPlaces {
 
     /// Bytes of the longest list of what is new.
     pub const NEWS_BYTES: usize = 16 + 8 * MOST_NEWS;
+    /// Bytes of the list that a step copies in any case: as much as is new in a few dozen sequences.
+    pub const FEW_NEWS_BYTES: usize = 4096;
 }
 
 /// The host's copy of a batch on a device: which of it is known there.
@@ -155,6 +157,13 @@ pub enum News {
     Listed(usize),
     /// More than can be listed, all of it in these bytes; the list is empty.
     Copy(Range<usize>),
+}
+
+impl News {
+    /// Bytes of the list.
+    pub fn list_bytes(&self) -> usize {
+        16 + if let News::Listed(count) = self { 8 * count } else { 0 }
+    }
 }
 
 struct Writer<'a> {

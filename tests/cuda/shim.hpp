@@ -265,7 +265,6 @@ DEVICE u32 permute(u32 a, u32 b, u32 selector) {
 
 DEVICE Words4 load16(const void* p) { return *(const Words4*)__builtin_assume_aligned(p, 16); }
 DEVICE Words2 load8(const void* p) { return *(const Words2*)__builtin_assume_aligned(p, 8); }
-DEVICE Words4 load_now(const void* p) { return load16(p); }
 DEVICE void prefetch(const void*) {}
 DEVICE Words4 load_once(const void* p) { return load16(p); }
 DEVICE Words2 load8_once(const void* p) { return load8(p); }
