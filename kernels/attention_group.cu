@@ -3,7 +3,7 @@
 //
 // A block takes 128 queries, 64 a group: the query heads of one key/value head for neighbouring rows. A third group copies tiles of 128
 // positions, two on their way. Queries and weights of positions are rounded to f16. Bound by the tensor cores and the exponentials.
-#include "common/attention.cuh"
+#include "common/prompt.cuh"
 #include "common/sm90.cuh"
 
 static const u32 DIM = 128, SPAN = 128, WARPS = 8, QUERIES = 16 * WARPS, STEPS = DIM / 16, STAGES = 2;
@@ -31,26 +31,11 @@ template <bool KEYS> DEVICE void copy_tile(const Kv& kv, const u8* const* pages,
 template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* memory) {
     const float LOG2_E = 1.44269504f;
     begin();
-    u32 group = a.heads / a.kv.heads, rows_here = QUERIES / group, kv_head = blockIdx.x;
-    // The tile's segment: grids count those of long segments, and begin with the last rows, which see most.
-    u32 tile_index = gridDim.y - 1 - blockIdx.y, segment = 0;
-    for (; segment < a.batch->segments; segment++) {
-        u32 count = a.batch->segment[segment].count;
-        if (count < a.most_rows) continue;
-        u32 tiles = (count + rows_here - 1) / rows_here;
-        if (tile_index < tiles) break;
-        tile_index -= tiles;
-    }
-    if (segment == a.batch->segments) return;
-    Segment s = a.batch->segment[segment];
-    u32 first_row = tile_index * rows_here;
-    u32 rows = s.count - first_row < rows_here ? s.count - first_row : rows_here;
-    const u8* const* pages = (const u8* const*)a.batch->pages[(u64)segment * a.batch->kv_states + a.state];
-    u32 written = a.source ? s.source : s.position + s.count;
-    u32 end = a.source ? s.source : s.position + first_row + rows;
-    u32 seen_first = s.position + first_row + 1;
-    u32 start = a.source || !a.window || seen_first <= a.window ? 0 : (seen_first - a.window) / PAGE * PAGE;
-    u32 tiles = end > start ? (end - start + SPAN - 1) / SPAN : 0;
+    // The last rows first, which see most.
+    PromptRows r;
+    if (!prompt_rows(a, QUERIES, gridDim.y - 1 - blockIdx.y, r)) return;
+    u32 group = r.group, kv_head = blockIdx.x, rows = r.count, start = r.first_page * PAGE;
+    u32 tiles = r.end > start ? (r.end - start + SPAN - 1) / SPAN : 0;
 
     memory += (0u - shared_address(memory)) % 1024;
     u8* queries_at = memory + STAGES * STAGE_BYTES;
@@ -77,8 +62,8 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
             u32 which = keys ? n % STAGES : STAGES + n % STAGES;
             if (n >= STAGES) barrier_wait(&empty[which], (n / STAGES - 1) & 1);
             u8* to = memory + which * KEY_BYTES;
-            if (keys) copy_tile<true>(a.kv, pages, kv_head, start + n * SPAN, written, to);
-            else copy_tile<false>(a.kv, pages, kv_head, start + n * SPAN, written, to);
+            if (keys) copy_tile<true>(a.kv, r.pages, kv_head, start + n * SPAN, r.written, to);
+            else copy_tile<false>(a.kv, r.pages, kv_head, start + n * SPAN, r.written, to);
             copies_commit();
             if (i > 0) {
                 copies_wait<1>();
@@ -99,11 +84,10 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
     for (u32 m = 0; m < 16; m++) {
         u32 query = warp * 16 + m, row = query / group;
         Words4 q = {};
-        if (row < rows) q = load16(row_at(a.q, s.first + first_row + row) + (kv_head * group + query % group) * DIM + lane() * 4);
+        if (row < rows) q = load16(row_at(a.q, r.segment.first + r.first + row) + (kv_head * group + query % group) * DIM + lane() * 4);
         const float v[4] = {float_of(q.x), float_of(q.y), float_of(q.z), float_of(q.w)};
         float most = largest(largest(magnitude(v[0]), magnitude(v[1])), largest(magnitude(v[2]), magnitude(v[3])));
-        u32 exponent = bits_of(warp_max(most)) >> 23;
-        float power = exponent == 0 || exponent == 255 ? 1.0f : float_of((exponent > 10 ? exponent - 9 : 1) << 23);
+        float power = half_power(warp_max(most));
         if (m == g) factor[0] = power * a.scale;
         if (m == g + 8) factor[1] = power * a.scale;
         float by = 1.0f / power;
@@ -122,9 +106,7 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
     u32 low[2], high[2], all_low = 0, all_high = ~0u;
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
-        u32 row = (warp * 16 + g + i * 8) / group;
-        high[i] = row >= rows ? 0 : a.source ? s.source : s.position + first_row + row + 1;
-        low[i] = a.window && high[i] > a.window ? high[i] - a.window : 0;
+        seen_by(a, r, (warp * 16 + g + i * 8) / group, low[i], high[i]);
         if (!SOFTCAP) factor[i] *= LOG2_E;
         all_low = low[i] > all_low ? low[i] : all_low, all_high = high[i] < all_high ? high[i] : all_high;
     }
@@ -220,7 +202,7 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
         }
         // Nothing seen: an empty source.
         by = sum > 0.0f ? by / sum : 0.0f;
-        float* y = row_at(a.y, s.first + first_row + row) + head * DIM + t * 2;
+        float* y = row_at(a.y, r.segment.first + r.first + row) + head * DIM + t * 2;
 #pragma unroll
         for (u32 j = 0; j < 16; j++) {
             y[j * 8] = out[4 * j + 2 * i] * by;

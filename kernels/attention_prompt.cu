@@ -3,7 +3,7 @@
 // A block takes 64 queries, 16 a warp: the query heads of one key/value head for neighbouring rows, so that a page serves all of them. It
 // walks over the pages that its rows see, one at a time, STAGES of them on their way. Queries and weights of positions are cut into LIMBS halves,
 // of which two keep what f32 has. Bound by the tensor cores and by shared memory.
-#include "common/attention.cuh"
+#include "common/prompt.cuh"
 
 static const u32 WARPS = 4, QUERIES = 16 * WARPS;
 
@@ -50,27 +50,11 @@ DEVICE u32 pair_and_rest(float& a, float& b) {
 // ND: octets of a value at most.
 template <u32 ND, u32 LIMBS> DEVICE void attend_prompt(const AttentionArgs& a, u8* memory) {
     begin();
-    u32 group = a.heads / a.kv.heads, rows_here = QUERIES / group, kv_head = blockIdx.y;
-    // The tile's segment: grids count those of long segments.
-    u32 tile_index = blockIdx.x, segment = 0;
-    for (; segment < a.batch->segments; segment++) {
-        u32 count = a.batch->segment[segment].count;
-        if (count < a.most_rows) continue;
-        u32 tiles = (count + rows_here - 1) / rows_here;
-        if (tile_index < tiles) break;
-        tile_index -= tiles;
-    }
-    if (segment == a.batch->segments) return;
-    Segment s = a.batch->segment[segment];
-    u32 first_row = tile_index * rows_here;
-    u32 rows = s.count - first_row < rows_here ? s.count - first_row : rows_here;
-    const u8* const* pages = (const u8* const*)a.batch->pages[(u64)segment * a.batch->kv_states + a.state];
+    PromptRows r;
+    if (!prompt_rows(a, QUERIES, blockIdx.x, r)) return;
+    u32 group = r.group, kv_head = blockIdx.y, rows = r.count, written = r.written, start = r.first_page, last = (r.end + PAGE - 1) / PAGE;
+    const u8* const* pages = r.pages;
     u32 steps = a.kv.key_dim / 16, octets = a.kv.value_dim / 8;
-    u32 written = a.source ? s.source : s.position + s.count;
-    u32 end = a.source ? s.source : s.position + first_row + rows;
-    u32 seen_first = s.position + first_row + 1;
-    u32 start = a.source || !a.window || seen_first <= a.window ? 0 : (seen_first - a.window) / PAGE;
-    u32 last = (end + PAGE - 1) / PAGE;
 
     u32 warp = threadIdx.x / 32, g = lane() / 4, t = lane() % 4;
     u16* queries = (u16*)memory + warp * steps * LIMBS * 256;
@@ -83,11 +67,10 @@ template <u32 ND, u32 LIMBS> DEVICE void attend_prompt(const AttentionArgs& a, u
     // Queries as A operands. A power of two brings each to where f16 holds it.
     for (u32 m = 0; m < 16; m++) {
         u32 query = warp * 16 + m, row = query / group;
-        const float* q = row < rows ? row_at(a.q, s.first + first_row + row) + (kv_head * group + query % group) * a.kv.key_dim : nullptr;
+        const float* q = row < rows ? row_at(a.q, r.segment.first + r.first + row) + (kv_head * group + query % group) * a.kv.key_dim : nullptr;
         float most = 0.0f;
         for (u32 d = lane(); q && d < a.kv.key_dim; d += 32) most = largest(most, magnitude(q[d]));
-        u32 exponent = bits_of(warp_max(most)) >> 23;
-        float power = exponent == 0 || exponent == 255 ? 1.0f : float_of((exponent > 10 ? exponent - 9 : 1) << 23);
+        float power = half_power(warp_max(most));
         if (lane() == 0) factors[m] = power * a.scale;
         for (u32 d = lane(); d < a.kv.key_dim; d += 32) {
             float v = q ? q[d] / power : 0.0f;
@@ -106,9 +89,7 @@ template <u32 ND, u32 LIMBS> DEVICE void attend_prompt(const AttentionArgs& a, u
     u32 low[2], high[2];
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
-        u32 row = (warp * 16 + g + i * 8) / group;
-        high[i] = row >= rows ? 0 : a.source ? s.source : s.position + first_row + row + 1;
-        low[i] = a.window && high[i] > a.window ? high[i] - a.window : 0;
+        seen_by(a, r, (warp * 16 + g + i * 8) / group, low[i], high[i]);
     }
     float out[ND][4] = {}, most[2] = {LOWEST, LOWEST}, total[2] = {};
     for (u32 page = start; page < last; page++) {
@@ -217,7 +198,7 @@ template <u32 ND, u32 LIMBS> DEVICE void attend_prompt(const AttentionArgs& a, u
         }
         // Nothing seen: an empty source.
         by = sum > 0.0f ? by / sum : 0.0f;
-        float* y = row_at(a.y, s.first + first_row + row) + head * a.kv.value_dim;
+        float* y = row_at(a.y, r.segment.first + r.first + row) + head * a.kv.value_dim;
 #pragma unroll
         for (u32 o = 0; o < ND; o++) {
             if (o >= octets) break;

@@ -11,15 +11,19 @@ struct Args {
     u32 len;
 };
 
+DEVICE float sum_of(const float* part) {
+    float sum = 0.0f;
+    for (u32 i = 0; i < 64; i++) sum += part[i];
+    return sum;
+}
+
 // Sums 64 values over two warps; nothing is wrong with it.
 KERNEL_OF(64, sound, Args) {
     SHARED float part[64];
     part[threadIdx.x] = a.data[threadIdx.x];
     barrier();
     if (threadIdx.x == 0) {
-        float sum = 0.0f;
-        for (u32 i = 0; i < 64; i++) sum += part[i];
-        a.data[0] = sum;
+        a.data[0] = sum_of(part);
     }
 }
 // Without the barrier.
@@ -27,9 +31,7 @@ KERNEL_OF(64, race, Args) {
     SHARED float part[64];
     part[threadIdx.x] = a.data[threadIdx.x];
     if (threadIdx.x == 0) {
-        float sum = 0.0f;
-        for (u32 i = 0; i < 64; i++) sum += part[i];
-        a.data[0] = sum;
+        a.data[0] = sum_of(part);
     }
 }
 // The other way around: warp 0 writes what warp 1 may not have read.
@@ -71,9 +73,7 @@ KERNEL_OF(64, unawaited, Args) {
     copies_commit();
     barrier();
     if (threadIdx.x == 0) {
-        float sum = 0.0f;
-        for (u32 i = 0; i < 64; i++) sum += part[i];
-        a.data[0] = sum;
+        a.data[0] = sum_of(part);
     }
 }
 // Shared memory that nobody wrote.
@@ -82,56 +82,34 @@ KERNEL_OF(64, unwritten, Args) {
     if (threadIdx.x > 0) part[threadIdx.x] = a.data[threadIdx.x];
     barrier();
     if (threadIdx.x == 0) {
-        float sum = 0.0f;
-        for (u32 i = 0; i < 64; i++) sum += part[i];
-        a.data[0] = sum;
+        a.data[0] = sum_of(part);
     }
 }
 
-// A bulk copy, counted by a barrier; nothing is wrong with it.
-DEVICE float sum_of(const float* part) {
-    float sum = 0.0f;
-    for (u32 i = 0; i < 64; i++) sum += part[i];
-    return sum;
-}
-KERNEL_OF(64, sound_bulk, Args) {
-    SHARED __align__(16) float part[64];
-    SHARED Barrier full;
-    if (threadIdx.x == 0) barrier_init(&full, 1);
+// Bulk copies, counted by a barrier; nothing is wrong with the first.
+// Brings 64 values, of which `bytes` are copied, and adds them up, after waiting for the barrier if it WAITS.
+template <bool WAITS> DEVICE void sum_of_bulk(const Args& a, float* part, Barrier* full, u32 bytes) {
+    if (threadIdx.x == 0) barrier_init(full, 1);
     barrier();
     if (threadIdx.x == 32) {
-        barrier_expect(&full, sizeof part);
-        copy_bulk(part, a.data, sizeof part, &full);
+        barrier_expect(full, 256);
+        copy_bulk(part, a.data, bytes, full);
     }
-    barrier_wait(&full, 0);
+    if (WAITS) barrier_wait(full, 0);
     barrier();
     if (threadIdx.x == 0) a.data[0] = sum_of(part);
 }
+#define BULK(name, waits, bytes)                       \
+    KERNEL_OF(64, name, Args) {                        \
+        SHARED __align__(16) float part[64];           \
+        SHARED Barrier full;                           \
+        sum_of_bulk<waits>(a, part, &full, bytes);     \
+    }
+BULK(sound_bulk, true, 256)
 // Nobody waits for its barrier.
-KERNEL_OF(64, uncounted, Args) {
-    SHARED __align__(16) float part[64];
-    SHARED Barrier full;
-    if (threadIdx.x == 0) {
-        barrier_init(&full, 1);
-        barrier_expect(&full, sizeof part);
-        copy_bulk(part, a.data, sizeof part, &full);
-    }
-    barrier();
-    if (threadIdx.x == 0) a.data[0] = sum_of(part);
-}
+BULK(uncounted, false, 256)
 // It brings less than is waited for.
-KERNEL_OF(64, short_bulk, Args) {
-    SHARED __align__(16) float part[64];
-    SHARED Barrier full;
-    if (threadIdx.x == 0) {
-        barrier_init(&full, 1);
-        barrier_expect(&full, sizeof part);
-        copy_bulk(part, a.data, sizeof part / 2, &full);
-    }
-    barrier();
-    barrier_wait(&full, 0);
-    if (threadIdx.x == 0) a.data[0] = sum_of(part);
-}
+BULK(short_bulk, true, 128)
 // The product of rows of sixteen 504's with a matrix of ones: 4 * 2016.
 template <bool WAITS> DEVICE void multiply_ones(const Args& a) {
     SHARED __align__(16) u16 ones[128 * 64];
