@@ -149,33 +149,26 @@ impl Element for Full {
     }
 }
 
-impl Element for Half {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load<S: Lanes>(page: *const u8, at: usize) -> S::F {
-        // SAFETY: the caller's promise.
-        unsafe { S::load_f16(page.add(at * 2)) }
-    }
-    #[inline(always)]
-    unsafe fn one(page: *const u8, at: usize) -> f32 {
-        // SAFETY: the caller's promise.
-        half::f16::from_bits(unsafe { *page.cast::<u16>().add(at) }).to_f32()
-    }
+/// An element of 16 bits: how 16 of them are loaded, and the type of one.
+macro_rules! short_element {
+    ($name:ident, $load:ident, $one:ty) => {
+        impl Element for $name {
+            const BYTES: usize = 2;
+            #[inline(always)]
+            unsafe fn load<S: Lanes>(page: *const u8, at: usize) -> S::F {
+                // SAFETY: the caller's promise.
+                unsafe { S::$load(page.add(at * 2)) }
+            }
+            #[inline(always)]
+            unsafe fn one(page: *const u8, at: usize) -> f32 {
+                // SAFETY: the caller's promise.
+                <$one>::from_bits(unsafe { *page.cast::<u16>().add(at) }).to_f32()
+            }
+        }
+    };
 }
-
-impl Element for Brain {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load<S: Lanes>(page: *const u8, at: usize) -> S::F {
-        // SAFETY: the caller's promise.
-        unsafe { S::load_bf16(page.add(at * 2)) }
-    }
-    #[inline(always)]
-    unsafe fn one(page: *const u8, at: usize) -> f32 {
-        // SAFETY: the caller's promise.
-        half::bf16::from_bits(unsafe { *page.cast::<u16>().add(at) }).to_f32()
-    }
-}
+short_element!(Half, load_f16, half::f16);
+short_element!(Brain, load_bf16, half::bf16);
 
 /// What a query has gathered: the maximum, the weights' sum, the weighted values.
 struct State {
