@@ -42,10 +42,10 @@
 // Precision of the mathematics: the library's default (`METRALE_COMPUTE` in the environment, else fast).
 #define METRALE_COMPUTE_DEFAULT 0
 
-// Quantised weights meet 8-bit activations, the cache is 16 bits wide.
+// Quantised weights meet 8-bit activations, the cache is 16 bits wide unless `kv_type` says otherwise.
 #define METRALE_COMPUTE_FAST 1
 
-// Every weight decoded to its exact value, activations and cache in f32.
+// Every weight decoded to its exact value, activations and, unless `kv_type` says otherwise, cache in f32.
 #define METRALE_COMPUTE_F32 2
 
 // Keys and values are kept in the library's default (`METRALE_KV_TYPE` in the environment: `f32`, `f16`, `bf16`, `q8`): f32 with
@@ -1313,8 +1313,8 @@ metrale_status metrale_seq_truncate(metrale_seq *seq,
 // Takes `count` tokens out, from index `from` on; those after them move to lower positions, which makes room at the end of a full sequence. What
 // is left keeps the values it was computed with, when the removed tokens could still be seen; its keys are turned back to their new
 // positions. So what follows is attention over the tokens that are left (StreamingLLM), not what a fresh run over them would
-// give: use a fresh sequence where that is wanted. Turning rounds once, and where the cache is 16 bits wide
-// (`METRALE_COMPUTE_FAST`) the turned key is rounded to its type a second time. It takes about as long as copying what is moved.
+// give: use a fresh sequence where that is wanted. Turning rounds once, and where the cache is not kept in
+// f32 (`kv_type`) the turned key is rounded to its type a second time. It takes about as long as copying what is moved.
 //
 // The row of logits stays as it was computed, with all tokens. Where nothing follows the removed tokens, this is
 // `metrale_seq_truncate`. Marks past `from` end. A grammar keeps what was chosen under it, also of removed tokens. What the queue

@@ -5,6 +5,7 @@
 mod support;
 
 use metrale::abi::*;
+use metrale::backend::cuda::Device;
 use metrale::engine::{self, Chooser, Engine, Sequence, SequenceOptions, Snapshot, StepState, decode_step};
 use metrale::error::Kind;
 use metrale::options::{Compute, LoadOptions};
@@ -104,7 +105,15 @@ fn a_plan_beyond_the_cap_is_refused() {
     let refused = LoadOptions { device_bytes: plan.device.total() - 1, ..options(1) };
     let e = engine::load(&model(), &refused, None).err().unwrap();
     assert_eq!((e.kind(), e.name(), e.wanted()), (Kind::OutOfMemory, Some("device_bytes"), Some(plan.device.total())));
-    engine::load(&model(), &LoadOptions { device_bytes: plan.device.total(), ..options(1) }, None).unwrap();
+    // And the plan holds for what a sequence that is full takes.
+    let free = || Device::open(0).unwrap().memory().unwrap().0;
+    let before = free();
+    let engine = engine::load(&model(), &LoadOptions { device_bytes: plan.device.total(), ..options(1) }, None).unwrap();
+    let mut s = sequence(&engine);
+    s.prefill(&vec![1; engine.info().context - 8]).unwrap();
+    greedy(&mut s, 8);
+    let taken = before - free();
+    assert!(taken > plan.device.weights && taken <= plan.device.total(), "{taken} bytes are taken, {} are planned", plan.device.total());
 }
 
 #[test]

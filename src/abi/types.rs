@@ -114,9 +114,9 @@ pub struct metrale_load_progress {
 
 /// Precision of the mathematics: the library's default (`METRALE_COMPUTE` in the environment, else fast).
 pub const METRALE_COMPUTE_DEFAULT: u32 = 0;
-/// Quantised weights meet 8-bit activations, the cache is 16 bits wide.
+/// Quantised weights meet 8-bit activations, the cache is 16 bits wide unless `kv_type` says otherwise.
 pub const METRALE_COMPUTE_FAST: u32 = 1;
-/// Every weight decoded to its exact value, activations and cache in f32.
+/// Every weight decoded to its exact value, activations and, unless `kv_type` says otherwise, cache in f32.
 pub const METRALE_COMPUTE_F32: u32 = 2;
 
 /// Keys and values are kept in the library's default (`METRALE_KV_TYPE` in the environment: `f32`, `f16`, `bf16`, `q8`): f32 with

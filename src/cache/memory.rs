@@ -45,26 +45,39 @@ impl Piece {
     }
 }
 
-/// Pieces of a block, unless they are so large that it would be longer than this.
+/// Most pieces of a block, and most bytes of one with several.
 const TOGETHER: usize = 16;
 const LONGEST: usize = 32 << 20;
 /// Pieces start on a multiple of this.
 const ALIGN: usize = 256;
 
+/// Bytes of a piece in its block, and of the block that is asked for with it; the same where it gets one of its own.
+fn shares(len: usize) -> (usize, usize) {
+    let whole = len.checked_next_multiple_of(ALIGN).unwrap_or(len);
+    (whole, whole * TOGETHER.min(LONGEST / whole.max(1)).max(1))
+}
+
+impl Piece {
+    /// A zeroed block of its own.
+    fn alone(stream: &Stream, len: usize, what: &str) -> Result<Piece> {
+        Ok(Piece { block: zeroed(stream, len, what)?, start: 0, len })
+    }
+}
+
+fn zeroed(stream: &Stream, len: usize, what: &str) -> Result<Arc<Block>> {
+    let block = Block::new(stream.device(), len, what)?;
+    if len > 0 {
+        stream.zero(block.address(), len)?;
+    }
+    Ok(Arc::new(block))
+}
+
 impl Room {
     /// `len` zeroed bytes for `what`.
     fn take(&self, stream: &Stream, len: usize, what: &str) -> Result<Piece> {
-        let block = |len: usize| -> Result<Arc<Block>> {
-            let block = Block::new(stream.device(), len, what)?;
-            if len > 0 {
-                stream.zero(block.address(), len)?;
-            }
-            Ok(Arc::new(block))
-        };
-        let whole = len.checked_next_multiple_of(ALIGN).unwrap_or(len);
-        let together = whole.saturating_mul(TOGETHER).min(LONGEST);
-        if len == 0 || together < 2 * whole {
-            return Ok(Piece { block: block(len)?, start: 0, len });
+        let (whole, together) = shares(len);
+        if together == whole {
+            return Piece::alone(stream, len, what);
         }
         let mut room = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((block, used)) = &mut *room
@@ -75,7 +88,7 @@ impl Room {
             return Ok(Piece { block: Arc::clone(block), start, len });
         }
         // Where there is little left, it goes to whoever asks.
-        let Ok(fresh) = block(together) else { return Ok(Piece { block: block(len)?, start: 0, len }) };
+        let Ok(fresh) = zeroed(stream, together, what) else { return Piece::alone(stream, len, what) };
         *room = Some((Arc::clone(&fresh), whole));
         Ok(Piece { block: fresh, start: 0, len })
     }
@@ -114,8 +127,22 @@ impl Home {
     pub(super) fn memory(&self, len: usize, what: &str) -> Result<Memory> {
         match self {
             Home::Host => Ok(Memory::Host(Buffer::of(Class::Cache, len, what)?)),
+            Home::Device(stream, _) => Ok(Memory::Device(Piece::alone(stream, len, what)?)),
+        }
+    }
+
+    /// As [`Home::memory`], for what is asked for again and again: on a device from a block that several share.
+    pub(super) fn shared_memory(&self, len: usize, what: &str) -> Result<Memory> {
+        match self {
+            Home::Host => self.memory(len, what),
             Home::Device(stream, room) => Ok(Memory::Device(room.take(stream, len, what)?)),
         }
+    }
+
+    /// Most bytes of a device that lie unused at the end of shared memory of `len` bytes each.
+    pub(super) fn spare(len: usize) -> usize {
+        let (whole, together) = shares(len);
+        together - whole
     }
 
     /// Copies within the home.

@@ -59,6 +59,11 @@ impl PagePool {
         (pages as u64).saturating_mul(page_bytes.checked_next_multiple_of(64).unwrap_or(usize::MAX) as u64)
     }
 
+    /// Most bytes of a device that such a pool may hold on top of what is planned.
+    pub fn spare(page_bytes: usize, positions: usize) -> u64 {
+        Home::spare(page_bytes.next_multiple_of(64).saturating_mul(slab(positions))) as u64
+    }
+
     fn take(self: &Arc<Self>) -> Result<Page> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if inner.free.is_empty() {
@@ -66,7 +71,7 @@ impl PagePool {
             // Room for every page there is, so that giving one back never allocates.
             let pages = (inner.slabs.len() + 1) * self.slab;
             reserve(&mut inner.free, pages, "a list of cache pages")?;
-            let slab = self.home.memory(self.page_bytes * self.slab, "a slab of cache pages")?;
+            let slab = self.home.shared_memory(self.page_bytes * self.slab, "a slab of cache pages")?;
             let base = slab.first();
             inner.slabs.push(slab);
             // Each page lies inside the slab just allocated.

@@ -349,6 +349,7 @@ impl Prepared {
             spec.parts().zip(layouts).map(bytes).fold(0, u64::saturating_add)
         };
         let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences, self.kept()));
+        let spare = self.declarations.kv.iter().map(|spec| PagePool::spare(spec.page_bytes(), self.context)).max().unwrap_or(0);
         let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
         let states = (sequences as u64).saturating_mul(2).saturating_add(1).saturating_mul(4);
         let workspace =
@@ -368,7 +369,7 @@ impl Prepared {
             source: self.checkpoint.held_bytes(),
             device: DevicePlan {
                 weights: weights.saturating_add(ROOM * parts as u64),
-                kv: pools.fold(0, u64::saturating_add),
+                kv: pools.fold(spare, u64::saturating_add),
                 state: states.saturating_mul(layout.floats() as u64),
                 scratch: (workspace(&blocking) as u64).saturating_add(workspace(&steps) as u64),
             },
