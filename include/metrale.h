@@ -65,6 +65,10 @@
 // Queries meet keys in 8 bits as well. Not on a GPU, and not for architectures that keep latent, compressed or indexed rows.
 #define METRALE_KV_Q8 4
 
+// Work of the model gives way to the process's other work on the same device, such as drawing: its stream has the least priority the
+// device knows. Nothing else changes. On the processor the flag is taken and means nothing: threads are the host's to rank.
+#define METRALE_LOAD_LOW_PRIORITY 1
+
 // Tokens that end generation count as ordinary ones: `metrale_decode_step` never reports this sequence as done.
 #define METRALE_SEQ_IGNORE_END 1
 
@@ -343,7 +347,7 @@ typedef int32_t (*metrale_progress_fn)(void *user, uint64_t done_bytes, uint64_t
 typedef struct {
     // `sizeof(metrale_load_options)` as the host was compiled.
     size_t struct_size;
-    // No flag exists yet.
+    // `METRALE_LOAD_*`, or-ed.
     uint64_t flags;
     // Most threads that compute, the caller's included; 0 takes the processors this process may use, or what the runtime
     // has. The library starts no more than there are processors, and with a runtime no other than the runtime's.

@@ -49,6 +49,9 @@ type LoadOptions struct {
 	Memory      uint64         // most bytes that model and one sequence may take; 0 takes what the machine has free
 	ExpertBytes uint64         // most bytes of routed experts that are kept packed; 0 for all
 	PrefixBytes uint64         // most bytes kept of prompts, so that one that begins like an earlier one is not computed again
+	Device      int            // the device that computes, as [Devices] numbers them; 0 is the processor
+	DeviceBytes uint64         // most bytes of that device that model and one sequence may take; 0 takes what is free there
+	LowPriority bool           // on a device, other work of the process goes first
 	Precision   string         // types of chosen layers, such as "layers.0-3.mlp=f32,head=bf16"
 	Progress    func(Progress) // called by the goroutine that loads
 }
@@ -62,6 +65,9 @@ func (o *LoadOptions) native() (options C.metrale_load_options, err error) {
 	if o.Threads < 0 || int64(o.Threads) > math.MaxUint32 || o.Context < 0 {
 		return options, invalid("threads is %d and context %d; both are counts, 0 for the default", o.Threads, o.Context)
 	}
+	if o.Device < 0 || int64(o.Device) > math.MaxUint32 {
+		return options, invalid("device is %d; devices are counted from 0, the processor", o.Device)
+	}
 	options.threads = C.uint32_t(o.Threads)
 	options.compute = C.uint32_t(o.Compute)
 	options.kv_type = C.uint32_t(o.KV)
@@ -69,6 +75,11 @@ func (o *LoadOptions) native() (options C.metrale_load_options, err error) {
 	options.memory = C.uint64_t(o.Memory)
 	options.expert_bytes = C.uint64_t(o.ExpertBytes)
 	options.prefix_bytes = C.uint64_t(o.PrefixBytes)
+	options.device = C.uint32_t(o.Device)
+	options.device_bytes = C.uint64_t(o.DeviceBytes)
+	if o.LowPriority {
+		options.flags |= C.METRALE_LOAD_LOW_PRIORITY
+	}
 	if o.Runtime != nil {
 		options.runtime = o.Runtime.handle
 	}

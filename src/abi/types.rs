@@ -132,6 +132,10 @@ pub const METRALE_KV_BF16: u32 = 3;
 /// Queries meet keys in 8 bits as well. Not on a GPU, and not for architectures that keep latent, compressed or indexed rows.
 pub const METRALE_KV_Q8: u32 = 4;
 
+/// Work of the model gives way to the process's other work on the same device, such as drawing: its stream has the least priority the
+/// device knows. Nothing else changes. On the processor the flag is taken and means nothing: threads are the host's to rank.
+pub const METRALE_LOAD_LOW_PRIORITY: u64 = 1;
+
 /// How to load a model. Set `struct_size` to `sizeof(metrale_load_options)` and the rest to zero, then change what
 /// matters: zero is the default of every field.
 #[repr(C)]
@@ -139,7 +143,7 @@ pub const METRALE_KV_Q8: u32 = 4;
 pub struct metrale_load_options {
     /// `sizeof(metrale_load_options)` as the host was compiled.
     pub struct_size: usize,
-    /// No flag exists yet.
+    /// `METRALE_LOAD_*`, or-ed.
     pub flags: u64,
     /// Most threads that compute, the caller's included; 0 takes the processors this process may use, or what the runtime
     /// has. The library starts no more than there are processors, and with a runtime no other than the runtime's.
