@@ -266,6 +266,7 @@ impl DeviceWorkspace {
             batch,
             weights,
             rounds: program.rounds(),
+            fixed_order: program.fixed_order(),
             stream: queue,
             scratch: (self.scratch.address(), self.scratch.len()),
         }
@@ -415,6 +416,7 @@ pub fn rehearse(program: &Program, weights: &[GpuWeight], kv_states: usize, slot
         batch: &batch,
         weights,
         rounds: program.rounds(),
+        fixed_order: program.fixed_order(),
         stream: &Nowhere(processors),
         scratch: (0, usize::MAX),
     };

@@ -38,6 +38,8 @@ public struct LoadOptions: Sendable {
     public var deviceBytes: UInt64 = 0
     /// On a device, other work of the process goes first.
     public var lowPriority = false
+    /// On a device, the same bits alone and in any batch; slower.
+    public var deterministic = false
     /// Every weight decoded to its exact value, activations and cache in f32.
     public var exact = false
     /// What keys and values are kept in.
@@ -66,6 +68,7 @@ final class Loading: @unchecked Sendable { // the handle may be used on any thre
         wanted.prefix_bytes = options.prefixBytes
         wanted.device = options.device
         wanted.device_bytes = options.deviceBytes
+        if options.deterministic { wanted.flags |= UInt64(METRALE_LOAD_DETERMINISTIC) }
         if options.lowPriority { wanted.flags |= UInt64(METRALE_LOAD_LOW_PRIORITY) }
         wanted.compute = options.exact ? UInt32(METRALE_COMPUTE_F32) : UInt32(METRALE_COMPUTE_DEFAULT)
         wanted.kv_type = options.kv.rawValue
