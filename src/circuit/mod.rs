@@ -13,7 +13,7 @@ mod lower;
 mod program;
 mod tape;
 
-pub use device::{DeviceWeights, DeviceWorkspace, rehearse};
+pub use device::{DeviceWeights, DeviceWorkspace, Keep, rehearse};
 pub use dump::explain;
 pub use fuse::{RULES, Rule, fuse};
 pub use fuse_device::fuse_for_device;

@@ -2,7 +2,7 @@
 
 use super::load::Engine;
 use super::prepare::{self, Prepared};
-use super::runner::{self, Room, Shape, Work};
+use super::runner::{self, Keeping, Room, Shape, Work};
 use super::sequence::{Sequence, SequenceOptions};
 use crate::backend::cpu::pause::Control;
 use crate::circuit;
@@ -89,7 +89,7 @@ impl Engine {
             runner::fill(&mut batch, [Work { tokens: piece, position, source: sequence.source(), pages, stamp: 0, state }]);
             match (bodies, &mut room) {
                 (Bodies::Definition, Room::Host(workspace)) => program.run_scalar(workspace, &batch, self.weights())?,
-                _ => drop(room.run(self, &mut program, &batch, &mut circuit::Progress::default(), false, Control::none())?),
+                _ => drop(room.run(self, &mut program, &batch, &mut circuit::Progress::default(), Keeping::Nothing, Control::none())?),
             }
             sequence.state.commit(Some(position));
             sequence.tokens.extend_from_slice(piece);
@@ -120,7 +120,7 @@ impl Engine {
         runner::fill(&mut batch, [work]);
         match (bodies, &mut room) {
             (Bodies::Definition, Room::Host(workspace)) => program.run_scalar(workspace, &batch, self.weights())?,
-            _ => drop(room.run(self, &mut program, &batch, &mut circuit::Progress::default(), false, Control::none())?),
+            _ => drop(room.run(self, &mut program, &batch, &mut circuit::Progress::default(), Keeping::Nothing, Control::none())?),
         }
         let captured = |value: &Value| {
             let mut rows = Vec::new();

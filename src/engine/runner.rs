@@ -4,7 +4,7 @@ use super::load::Engine;
 use crate::backend::cpu::pause::Control;
 use crate::backend::cuda::Stream;
 use crate::cache::{LayerPages, SequenceState};
-use crate::circuit::{DeviceWorkspace, Outcome, Program, Progress, Workspace};
+use crate::circuit::{DeviceWorkspace, Keep, Outcome, Program, Progress, Workspace};
 use crate::error::{Result, vec_with_capacity};
 use crate::ops::{Batch, KvPages, Segment, StatePointers, Value};
 use std::ops::Range;
@@ -74,6 +74,8 @@ pub(super) struct Runner {
     room: Room,
     batch: Batch,
     progress: Progress,
+    /// Of the batch's logits.
+    keeping: Keeping,
 }
 
 /// What programs run in, where the model computes.
@@ -97,21 +99,22 @@ impl Room {
         Room::new(&[program], stream, (engine.pools().len(), engine.info().context))
     }
 
-    /// Runs a program, or goes on with it. With `keep` its rows are logits, which a device then puts behind the slots of the states.
+    /// Runs a program, or goes on with it.
     pub fn run(
         &mut self,
         engine: &Engine,
         program: &mut Program,
         batch: &Batch,
         progress: &mut Progress,
-        keep: bool,
+        keep: Keeping,
         control: Control<'_>,
     ) -> Result<Outcome> {
         match self {
             Room::Host(workspace) => program.run(engine.pool(), workspace, batch, engine.weights(), progress, control),
             Room::Device(workspace) => {
-                let slots = keep.then(|| engine.states().0.layout().slot_floats());
-                workspace.run(program, batch, engine.device_weights()?, slots, control)
+                let slots = engine.states().0.layout().slot_floats();
+                let keep = (keep != Keeping::Nothing).then_some(Keep { slots, candidates: keep == Keeping::Candidates });
+                workspace.run(program, batch, engine.device_weights()?, keep, control)
             }
         }
     }
@@ -123,6 +126,17 @@ impl Room {
             Room::Device(workspace) => workspace.read(program, batch, value, out),
         }
     }
+}
+
+/// What a device keeps of a program's rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Keeping {
+    /// They are no logits.
+    Nothing,
+    /// The rows, behind the slots of the states, and each one's best token.
+    Logits,
+    /// And each one's highest logits.
+    Candidates,
 }
 
 /// Tokens to append to one sequence, its pages by key/value state, and its recurrent state.
@@ -162,7 +176,7 @@ impl Runner {
         };
         let all: Vec<&Program> = programs.iter().map(|(_, p)| p).chain(&encoder).chain(&hidden).collect();
         let room = Room::new(&all, stream, sizes)?;
-        Ok(Runner { programs, encoder, hidden, room, batch, progress: Progress::default() })
+        Ok(Runner { programs, encoder, hidden, room, batch, progress: Progress::default(), keeping: Keeping::Logits })
     }
 
     /// Gives back what is kept between runs.
@@ -182,10 +196,16 @@ impl Runner {
 
     /// Begins a batch; one that was under way is forgotten.
     pub fn begin(&mut self) {
+        self.keeping = Keeping::Logits;
         self.progress.restart();
         if let Room::Device(workspace) = &mut self.room {
             workspace.restart();
         }
+    }
+
+    /// Whether somebody will draw from the batch's rows, so that a device finds their highest logits: the same each time until it is done.
+    pub fn expect_draws(&mut self, draws: bool) {
+        self.keeping = if draws { Keeping::Candidates } else { Keeping::Logits };
     }
 
     /// The batch that is run, or run on: the same each time until it is done. Its pages and states must stay what they are until then.
@@ -196,19 +216,19 @@ impl Runner {
     /// Runs the batch, from its start or from where it left off. Once it is done, rows of logits are read with [`Runner::logits`].
     pub fn run(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
-        self.room.run(engine, program, &self.batch, &mut self.progress, true, control)
+        self.room.run(engine, program, &self.batch, &mut self.progress, self.keeping, control)
     }
 
     /// As [`Runner::run`], for a source.
     pub fn encode(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(encoder) = &mut self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
-        self.room.run(engine, encoder, &self.batch, &mut self.progress, false, control)
+        self.room.run(engine, encoder, &self.batch, &mut self.progress, Keeping::Nothing, control)
     }
 
     /// As [`Runner::run`], to the last layer's output for every row; read with [`Runner::hidden`].
     pub fn embed(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(hidden) = &mut self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
-        self.room.run(engine, hidden, &self.batch, &mut self.progress, false, control)
+        self.room.run(engine, hidden, &self.batch, &mut self.progress, Keeping::Nothing, control)
     }
 
     /// The rows that [`Runner::embed`] computed.
@@ -227,7 +247,14 @@ impl Runner {
     pub fn logits(&mut self, index: usize, state: &mut SequenceState) {
         match &mut self.room {
             // The row is there already.
-            Room::Device(workspace) => state.set_next_best(workspace.best(index)),
+            Room::Device(workspace) => {
+                let best = workspace.best(index);
+                state.set_next_best(best);
+                if best.is_some() && self.keeping == Keeping::Candidates {
+                    let (sum, candidates) = workspace.candidates(index);
+                    state.set_next_candidates(sum, candidates);
+                }
+            }
             Room::Host(workspace) => {
                 let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
                 if let Some(row) = state.next_logits() {

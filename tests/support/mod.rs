@@ -35,6 +35,19 @@ pub fn run_on_device(mode: cuda::Mode, folders: &str, tests: &[&str]) {
     assert!(done.status.success() && out.contains(" passed"), "{mode:?}: {err}");
 }
 
+/// Whether this process has a device; else its test `name` is run in a child that has the kernels on the host as one.
+pub fn has_device(name: &str) -> bool {
+    if is_on_device() {
+        return true;
+    }
+    let Some(mut command) = cuda::command(&std::env::current_exe().unwrap(), cuda::Mode::Plain) else { return false };
+    let done = command.args(["--exact", name, "--nocapture"]).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    println!("{out}");
+    assert!(done.status.success() && out.contains("1 passed"), "{out}\n{err}");
+    false
+}
+
 /// A folder that is removed with its contents.
 pub struct Scratch(PathBuf);
 
