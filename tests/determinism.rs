@@ -51,7 +51,7 @@ fn cases() -> Vec<Case> {
         case("bf16 exact", "llama", json!({}), DType::BF16, Compute::F32),
         case("f16", "llama", narrow, DType::F16, Compute::Fast),
         case("q8_0", "llama", wide, DType::Q8_0, Compute::Fast),
-        case("q4_k", "llama", json!({}), DType::Q4K, Compute::Fast),
+        case("q4_k", "llama", json!({"intermediate_size": 256}), DType::Q4K, Compute::Fast),
         case("window", "mistral", json!({"sliding_window": 30}), DType::Q4_0, Compute::Fast),
         case("experts", "qwen3_moe", experts.clone(), DType::BF16, Compute::Fast),
         case("experts q8_0", "qwen3_moe", experts, DType::Q8_0, Compute::Fast),
@@ -220,7 +220,7 @@ fn long_rows_are_cut_by_their_own_positions() {
         return;
     }
     let small =
-        json!({"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1});
+        json!({"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 1, "num_key_value_heads": 1});
     for (name, head_dim) in [("long 64", 64), ("long 32", 32)] {
         let mut more = small.clone();
         more.as_object_mut().unwrap().insert("head_dim".into(), head_dim.into());
