@@ -40,14 +40,10 @@ fn bits(row: &[f32]) -> Vec<u32> {
     row.iter().map(|v| v.to_bits()).collect()
 }
 
-/// On a device with kernels on the host: some families, the others where there is a real one.
+/// On a device with kernels on the host: one family, for the others tests/determinism.rs and a real device.
 #[test]
 fn pieces_and_batches_on_a_device() {
-    support::run_on_device(
-        support::cuda::Mode::Plain,
-        "llama,gpt_oss-mxfp4,lfm2,mixtral,nllb",
-        &["pieces_batches_and_threads_give_the_same_bits"],
-    );
+    support::run_on_device(support::cuda::Mode::Plain, "lfm2", &["pieces_batches_and_threads_give_the_same_bits"]);
 }
 
 #[test]

@@ -53,8 +53,7 @@ fn cases() -> Vec<Case> {
         case("q8_0", "llama", wide, DType::Q8_0, Compute::Fast),
         case("q4_k", "llama", json!({"intermediate_size": 256}), DType::Q4K, Compute::Fast),
         case("window", "mistral", json!({"sliding_window": 30}), DType::Q4_0, Compute::Fast),
-        case("experts", "qwen3_moe", experts.clone(), DType::BF16, Compute::Fast),
-        case("experts q8_0", "qwen3_moe", experts, DType::Q8_0, Compute::Fast),
+        case("experts", "qwen3_moe", experts, DType::BF16, Compute::Fast),
         case("latent", "deepseek_v3", latent, DType::BF16, Compute::Fast),
         case("delta", "qwen3_5", delta, DType::BF16, Compute::Fast),
         case("mamba", "nemotron_h", mamba, DType::BF16, Compute::Fast),
@@ -225,21 +224,17 @@ fn long_rows_are_cut_by_their_own_positions() {
         let mut more = small.clone();
         more.as_object_mut().unwrap().insert("head_dim".into(), head_dim.into());
         let case = Case { name, config: config("llama", more), dtype: DType::BF16, compute: Compute::Fast };
-        let mut check = Check::new(load(&case, true), 1200);
+        let mut check = Check::new(load(&case, true), 1040);
         let mut long = empty(&check.engine);
-        check.read(&mut long, 1020);
+        check.read(&mut long, 1030);
         let mut short = empty(&check.engine);
         check.read(&mut short, 40);
-        for _ in 0..3 {
+        for _ in 0..2 {
             let tokens = [check.text[long.len()], check.text[short.len()]];
             forward(&mut [&mut long, &mut short], &tokens).unwrap();
         }
         check.compare(&long, "beside a short one");
         check.compare(&short, "beside a long one");
-        for count in [1, 9, 100] {
-            check.read(&mut long, count);
-        }
-        check.compare(&long, "in pieces");
         assert!(check.differing.is_empty(), "{name}: {:?}", check.differing);
     }
 }
