@@ -223,7 +223,7 @@ fn one(
             print_times(&engine)?;
         }
     }
-    Ok(())
+    Ok(figures)
 }
 
 /// A line for each kernel that takes a hundredth or more.
@@ -239,7 +239,7 @@ fn print_times(engine: &Arc<engine::Engine>) -> metrale::error::Result<()> {
             t.milliseconds
         );
     }
-    Ok(figures)
+    Ok(())
 }
 
 /// Bytes of keys and values of one position.
