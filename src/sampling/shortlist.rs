@@ -232,7 +232,7 @@ mod tests {
             let row = row(&mut rng, peak, case % 2 == 0);
             let (tokens, sum) = highest(&row);
             let history: Vec<i32> = (0..40)
-                .map(|_| if rng.next() % 2 == 0 { tokens[(rng.next() % 20) as usize].0 as i32 } else { (rng.next() % 700) as i32 })
+                .map(|_| if rng.next().is_multiple_of(2) { tokens[(rng.next() % 20) as usize].0 as i32 } else { (rng.next() % 700) as i32 })
                 .collect();
             let mut whole = Sampler::new(&stages, case).unwrap();
             let mut short = whole.clone();
