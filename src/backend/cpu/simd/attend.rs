@@ -391,11 +391,17 @@ impl<T: Element> Store for T {
             let (pages, column) = (start / PAGE + page, page * PAGE);
             // SAFETY: the caller's promise.
             unsafe {
-                if wide::<S>() && (page + 1) * PAGE < high {
-                    S::call(Scores::<S, T, R, 4> { a, queries, pages, column, weights, _types: PhantomData });
+                if !wide::<S>() {
+                    for run in 0..PAGE / LANES {
+                        let column = column + run * LANES;
+                        S::call(Scores::<S, T, R, 1> { a, queries, pages, run, column, weights, _types: PhantomData });
+                    }
+                    page += 1;
+                } else if (page + 1) * PAGE < high {
+                    S::call(Scores::<S, T, R, 4> { a, queries, pages, run: 0, column, weights, _types: PhantomData });
                     page += 2;
                 } else {
-                    S::call(Scores::<S, T, R, 2> { a, queries, pages, column, weights, _types: PhantomData });
+                    S::call(Scores::<S, T, R, 2> { a, queries, pages, run: 0, column, weights, _types: PhantomData });
                     page += 1;
                 }
             }
@@ -441,7 +447,9 @@ struct Scores<'a, S, T, const R: usize, const P: usize> {
     queries: &'a [Query],
     /// The first page.
     pages: usize,
-    /// Where its first position stands among the weights.
+    /// Its first run of 16 positions.
+    run: usize,
+    /// Where the first position stands among the weights.
     column: usize,
     weights: &'a mut [[f32; BLOCK]; R],
     _types: PhantomData<(S, T)>,
@@ -450,17 +458,17 @@ struct Scores<'a, S, T, const R: usize, const P: usize> {
 impl<S: Lanes, T: Element, const R: usize, const P: usize> Tile for Scores<'_, S, T, R, P> {
     #[inline(always)]
     unsafe fn run(self) {
-        let Scores { a, queries, pages, column, weights, .. } = self;
+        let Scores { a, queries, pages, run, column, weights, .. } = self;
         // SAFETY: keys lie at `key_at`, two runs of `key_dim * 16` elements a page; queries hold `key_dim` elements.
         unsafe {
             let mut key = [(std::ptr::null::<u8>(), 0); P];
-            unroll!(j < P { key[j] = (a.pages[pages + j / 2].cast_const(), a.key_at + j % 2 * a.key_dim * 16); });
+            unroll!(j < P { key[j] = (a.pages[pages + j / 2].cast_const(), a.key_at + (run + j % 2) * a.key_dim * 16); });
             let mut x = [std::ptr::null::<f32>(); R];
             unroll!(r < R { x[r] = queries[r].q; });
             let mut acc = [[S::splat(0.0); P]; R];
             let mut k = [S::splat(0.0); P];
             for d in 0..a.key_dim {
-                ask::<S, T>(a.pages[pages], a.key_at + d * 16 * P, 16 * P);
+                ask::<S, T>(a.pages[pages], a.key_at + (run * a.key_dim + d * P) * 16, 16 * P);
                 unroll!(j < P { k[j] = T::load::<S>(key[j].0, key[j].1 + d * 16); });
                 unroll!(r < R {
                     let q = S::splat(*x[r].add(d));

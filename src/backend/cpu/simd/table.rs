@@ -270,14 +270,14 @@ macro_rules! compile_one {
 }
 pub(super) use compile_one;
 
-/// Makes the module `$module` with the table for the lanes `$lanes`, compiled with `$features` enabled.
+/// Makes the module `$module` with the table for the lanes `$lanes` and the products of `$matmul`, compiled with `$features` enabled.
 macro_rules! table_for {
-    ($module:ident, $lanes:ty, $name:literal, $fill:path $(, $features:literal)?) => {
+    ($module:ident, $lanes:ty, $name:literal, $matmul:expr, $fill:path $(, $features:literal)?) => {
         mod $module {
             use super::super::activations::Q8Block;
             use super::table::{RowFunctions, Table, compile, compile_one, row_functions};
             use super::vector::{self, as_b16, as_h16};
-            use super::{attend, product, quantize, recurrence};
+            use super::{attend, quantize, recurrence};
 
             type S = $lanes;
             row_functions!(compile [$($features)?]);
@@ -294,7 +294,7 @@ macro_rules! table_for {
             pub(super) const TABLE: Table = Table {
                 name: $name,
                 attend: attend::attend::<S>,
-                matmul: product::product::<S>,
+                matmul: $matmul,
                 quantize: quantize_row,
                 pairs: None,
                 row: ROW,
