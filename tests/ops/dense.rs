@@ -157,7 +157,7 @@ fn fused_for_devices() {
             let state = StateId(0);
             b.t.record(CacheWrite { k, v, state, spec });
             let (window, softcap, sinks) = (None, None, None);
-            b.t.op(ops::Attention { q, state, spec, heads: 4, scale: 0.25, window, softcap, sinks, y: Value::NONE })
+            b.t.op(ops::Attention { q, state, spec, heads: 4, scale: 0.25, window, softcap, sinks, parts: Value::NONE, y: Value::NONE })
         });
     }
     // Seen through a product. A code differs where the last bit of what is rounded does.
@@ -218,6 +218,6 @@ fn attends(kind: &str, tolerance: f32, heads: usize, spec: KvSpec, window: Optio
         let (q, k, v) = (b.given(heads * dim), b.given(kv_heads * dim), b.given(kv_heads * dim));
         b.t.record(CacheWrite { k, v, state: StateId(0), spec });
         let sinks = sinks.then_some(WeightId(w[0]));
-        b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 1.5, window, softcap, sinks, y: Value::NONE })
+        b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 1.5, window, softcap, sinks, parts: Value::NONE, y: Value::NONE })
     });
 }

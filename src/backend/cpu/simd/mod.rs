@@ -22,6 +22,7 @@ mod product;
 mod quantize;
 mod recurrence;
 mod scalar;
+pub mod stretch;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -59,7 +59,12 @@ pub(in super::super) unsafe fn matmul(p: &Product<'_>) {
 
 /// Rows, panels and strips of columns, tile by tile. `x` is row 0; rows come in whole tiles.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tiles<const R: usize, const KIND: u8, const HALF: bool, const MIN: bool>(p: &Product<'_>, x: *const Q8Block, stride: usize, table: &[i8; 16]) {
+unsafe fn tiles<const R: usize, const KIND: u8, const HALF: bool, const MIN: bool>(
+    p: &Product<'_>,
+    x: *const Q8Block,
+    stride: usize,
+    table: &[i8; 16],
+) {
     let mut words = [MaybeUninit::<__m256i>::uninit(); ROWS * STRIP * WORDS / 8];
     let blocks = p.cols / 32;
     for row in p.rows.clone().step_by(R) {
@@ -231,7 +236,13 @@ unsafe fn group<const R: usize>(mut sums: Sums<R>, w: [__m256i; 2], words: *cons
 
 /// Sums of 4-bit codes times activations, over a block or half of one.
 #[inline(always)]
-unsafe fn nibbles<const R: usize, const HALF: bool, const MIN: bool>(code: *const u8, x: *const Q8Block, stride: usize, part: usize, groups: usize) -> Sums<R> {
+unsafe fn nibbles<const R: usize, const HALF: bool, const MIN: bool>(
+    code: *const u8,
+    x: *const Q8Block,
+    stride: usize,
+    part: usize,
+    groups: usize,
+) -> Sums<R> {
     // SAFETY: the caller has AVX2; `code` is good for the groups, `x` for a block in each of R rows.
     unsafe {
         let mask = _mm256_set1_epi8(15);
