@@ -140,9 +140,10 @@ impl Attention {
         self.heads / self.spec.heads
     }
 
-    /// Whether a segment is one far query, which then comes in parts. A single worker has nobody to share them with.
-    pub(super) fn is_far(&self, frame: &Frame<'_>, segment: &Segment) -> bool {
-        self.parts.is_some() && frame.workers > 1 && segment.rows.len() == 1 && self.stretches(segment.position).len() >= FAR
+    /// Whether a segment is one far query, which then comes in parts: for several workers to share, and for a single one because a piece of
+    /// work then reads whole pages, however far the query sees.
+    pub(super) fn is_far(&self, segment: &Segment) -> bool {
+        self.parts.is_some() && segment.rows.len() == 1 && self.stretches(segment.position).len() >= FAR
     }
 
     /// The stretches of what a query at `position` sees.
@@ -290,14 +291,14 @@ impl Op for Attention {
             let rows = (MOST_WORK / self.work_of_a_query(s)).clamp(1, queries_at_once(self.spec.value_dim));
             if rows > TILE { rows / TILE * TILE } else { rows }
         };
-        let items = |s: &Segment| if self.is_far(frame, s) { self.spec.heads } else { s.rows.len().div_ceil(block(s)) * head_blocks(s) };
+        let items = |s: &Segment| if self.is_far(s) { self.spec.heads } else { s.rows.len().div_ceil(block(s)) * head_blocks(s) };
         let total: usize = frame.batch.segments.iter().map(items).sum();
         turn.pieces(total, 1, |range| {
             for item in range {
                 let mut item = item;
                 for (index, segment) in frame.batch.segments.iter().enumerate() {
                     if item < items(segment) {
-                        if self.is_far(frame, segment) {
+                        if self.is_far(segment) {
                             self.join(frame, index, item * self.group()..(item + 1) * self.group());
                             break;
                         }

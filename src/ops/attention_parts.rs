@@ -2,7 +2,7 @@
 //!
 //! One row alone would be shared out by heads, of which there are few, and a head's keys and values are small bits of every page. A stretch
 //! is read from its first page's first byte to its last page's last, as fast as memory gives it, and there are up to sixteen of them. Rows
-//! of a prompt, near rows and all rows of a single worker are left to [`Attention`], which merges the parts.
+//! of a prompt and near rows are left to [`Attention`], which merges the parts.
 #![allow(unsafe_code)] // pages, and rows of outputs, disjoint by segment, head and stretch
 
 use super::attention::FAR;
@@ -31,8 +31,8 @@ impl AttentionParts {
     }
 
     /// Pieces of a segment.
-    fn pieces(&self, frame: &Frame<'_>, segment: &Segment) -> usize {
-        if self.attention.is_far(frame, segment) { self.attention.stretches(segment.position).len() } else { 0 }
+    fn pieces(&self, segment: &Segment) -> usize {
+        if self.attention.is_far(segment) { self.attention.stretches(segment.position).len() } else { 0 }
     }
 
     /// A stretch of a segment's row, for all heads.
@@ -81,7 +81,7 @@ impl Op for AttentionParts {
     }
 
     fn idle(&self, frame: &Frame<'_>) -> bool {
-        !frame.batch.segments.iter().any(|segment| self.attention.is_far(frame, segment))
+        !frame.batch.segments.iter().any(|segment| self.attention.is_far(segment))
     }
 
     /// Nothing: the definition of attention has no parts.
@@ -89,11 +89,11 @@ impl Op for AttentionParts {
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
         let segments = &frame.batch.segments;
-        turn.pieces(segments.iter().map(|s| self.pieces(frame, s)).sum(), 1, |range| {
+        turn.pieces(segments.iter().map(|s| self.pieces(s)).sum(), 1, |range| {
             for item in range {
                 let mut item = item;
                 for (index, segment) in segments.iter().enumerate() {
-                    let pieces = self.pieces(frame, segment);
+                    let pieces = self.pieces(segment);
                     if item < pieces {
                         self.part(frame, index, item);
                         break;
