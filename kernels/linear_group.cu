@@ -3,7 +3,7 @@
 // A block computes 128 weight rows by 128 or 256 rows of x. Each of two groups has four panels, a warp one of them, which it reads from memory
 // straight into registers, three stages of 64 k's ahead; integers become f16 there. Activations lie in memory as shared memory wants them
 // (prepare_group and prepare_group_codes in linear_prepare.cu), so that one thread of a third group brings a stage by one bulk copy.
-#include "common/activation.cuh"
+#include "common/rows.cuh"
 #include "common/sm90.cuh"
 #include "formats/fragments.cuh"
 
@@ -23,7 +23,7 @@ DEVICE const Part& part_of(const TensorArgs& a, u32& panel) {
 #if SM90
 // A format tells
 //   STAGE     bytes of a panel's 64 k's, behind FRONT bytes
-//   Raw       what a lane loads of them, for rows 2 (lane / 4) and the next
+//   Raw       what a lane loads of them, for two rows: side by side, 2 (lane / 4) and the next of a panel, or of two panels
 //   READY     whether that is operand A as it is; else `operands` makes it, which no product may be reading then
 //   multiply  by 128 rows of x.
 // Which k's a step of 16 meets is the format's choice, and that of prepare_group and prepare_group_codes.
@@ -40,6 +40,17 @@ struct Bf16Group {
             Words2 low = load8_once(stage + s * 512), high = load8_once(stage + s * 512 + 256);
             r.w[s][0] = low.x, r.w[s][1] = low.y, r.w[s][2] = high.x, r.w[s][3] = high.y;
         }
+    }
+    // Row `row` of both panels.
+    static DEVICE void load_both(Raw& r, const u8* first, const u8* second, u32 row) {
+        u32 at = lane() % 4 * 64 + row * 4;
+#pragma unroll
+        for (u32 s = 0; s < 4; s++)
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                r.w[s][2 * i] = load4_once(first + at + s * 512 + i * 256);
+                r.w[s][2 * i + 1] = load4_once(second + at + s * 512 + i * 256);
+            }
     }
     static DEVICE void multiply(float (&d)[64], const u32 (&w)[4], Operand x) { group_bf16(d, w, x, true); }
 };
@@ -129,20 +140,19 @@ template <LayoutKind KIND, bool HALF, bool MIN> struct IntegerGroup {
     static DEVICE void multiply(float (&d)[64], const u32 (&w)[4], Operand x) { group_f16(d, w, x, true); }
 };
 
-// A block's 128 weight rows, panel `mine` of part `p` for each warp, by HALVES times 128 rows of x from `row` on. `store` is called by the groups
-// that multiply, with a warp's sums; the ring is theirs from then on, once all their threads have come to `done`.
-template <class F, u32 HALVES, u32 STAGES, class Store>
-DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, u32 mine, u32 row, Store store) {
+// A block's 128 weight rows, 16 for each warp, by HALVES times 128 rows of x from `row` on; `p` tells columns. `load` loads what a lane has of a stage;
+// `store` takes a warp's sums.
+template <class F, u32 HALVES, u32 STAGES, class Load, class Store>
+DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, u32 row, Load load, Store store) {
     const u32 TILE = HALVES * 128 * 128, DEPTH = 4;
     memory += (0u - shared_address(memory)) % ATOM;
-    Barrier *full = (Barrier*)(memory + STAGES * TILE), *empty = full + STAGES, *done = empty + STAGES;
+    Barrier *full = (Barrier*)(memory + STAGES * TILE), *empty = full + STAGES;
     u32 warp = threadIdx.x / 32, rows = *a.y.rows, per_limb = p.cols / 64, stages = per_limb * a.limbs;
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(&full[i], 1);
             barrier_init(&empty[i], WARPS);
         }
-        barrier_init(done, WARPS * 32);
         barriers_ready();
     }
     barrier();
@@ -161,14 +171,12 @@ DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, u32 m
         return;
     }
     registers_up<240>();
-    u32 last = panels_of(p) - 1;
-    const u8* weights = panel_at(p, mine < last ? mine : last);
-    auto at_stage = [&](u32 s) { return weights + F::FRONT + (u64)(s < stages ? s % per_limb : 0) * F::STAGE; };
+    auto at_stage = [&](u32 s) { return F::FRONT + (u64)(s < stages ? s % per_limb : 0) * F::STAGE; };
     float acc[HALVES][64] = {};
     typename F::Raw raw[DEPTH];
     u32 operands[4][4];
 #pragma unroll
-    for (u32 i = 0; i < DEPTH - 1; i++) F::load(raw[i], at_stage(i));
+    for (u32 i = 0; i < DEPTH - 1; i++) load(raw[i], at_stage(i));
     for (u32 first = 0; first < stages; first += DEPTH) {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; i++) {
@@ -189,24 +197,29 @@ DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, u32 m
             // The stage before is done: its slot and its registers are free. Operands that are made wait for their own.
             group_wait<F::READY ? 1 : 0>();
             if (s > 0 && lane() == 0) barrier_arrive(&empty[(s - 1) % STAGES]);
-            F::load(raw[(i + DEPTH - 1) % DEPTH], at_stage(s + DEPTH - 1));
+            load(raw[(i + DEPTH - 1) % DEPTH], at_stage(s + DEPTH - 1));
         }
     }
     group_wait<0>();
 #pragma unroll
     for (u32 h = 0; h < HALVES; h++) group_results(acc[h]);
-    store(acc, memory, done, rows);
+    store(acc, rows);
 }
 
-// The weight row of its panel, this one and the next, that a lane has for rows of x.
-DEVICE u32 first_row(u32 panel) { return panel * 16 + lane() / 4 * 2; }
+// Panel `panel` of a part; beyond its end the last one, whose sums nobody takes.
+DEVICE const u8* panel_within(const Part& p, u32 panel) {
+    u32 last = panels_of(p) - 1;
+    return panel_at(p, panel < last ? panel : last);
+}
 
 template <class F, u32 HALVES, u32 STAGES> DEVICE void linear_group(const TensorArgs& a, u8* memory) {
     u32 panel = blockIdx.y * PANELS, row = blockIdx.x * HALVES * 128;
     const Part& p = part_of(a, panel);
     u32 mine = panel + threadIdx.x / 32;
-    multiply_group<F, HALVES, STAGES>(a, memory, p, mine, row, [&](float (&acc)[HALVES][64], u8*, Barrier*, u32 rows) {
-        u32 n = first_row(mine);
+    const u8* weights = panel_within(p, mine);
+    auto load = [&](typename F::Raw& raw, u64 at) { F::load(raw, weights + at); };
+    multiply_group<F, HALVES, STAGES>(a, memory, p, row, load, [&](float (&acc)[HALVES][64], u32 rows) {
+        u32 n = mine * 16 + lane() / 4 * 2;
         if (n >= p.rows) return;
         bool both = n + 1 < p.rows;
         float bias[2] = {a.bias ? a.bias[p.first + n] : 0.0f, a.bias && both ? a.bias[p.first + n + 1] : 0.0f}, gain[2] = {1.0f, 1.0f};
@@ -262,46 +275,38 @@ GROUPS(group_table_half, IntegerGroup<LAYOUT_TABLE, true, false>)
 struct GatedArgs {
     // The gate's part, and that of what it is multiplied with.
     TensorArgs product;
-    Activation act;
-    float limit, slope;
+    Gating gating;
     u32 spare;
 };
 
-// y = act(gate x) * (up x), rows of words or of f32: one group has four panels of the gate, the other the same of `up`. At the end both leave their
-// sums in the ring, and each takes half of the rows.
+// y = act(gate x) * (up x), rows of words or of f32: a warp has eight rows of the gate and the same of `up`, so a lane has both sums.
 template <class F, u32 HALVES, u32 STAGES> DEVICE void gated_group(const GatedArgs& g, u8* memory) {
     const TensorArgs& a = g.product;
-    const u32 SUMS = 64 * HALVES;
-    u32 warp = threadIdx.x / 32, row = blockIdx.x * HALVES * 128, mine = blockIdx.y * (PANELS / 2) + warp % 4, upper = warp / 4 % 2;
+    u32 warp = threadIdx.x / 32, row = blockIdx.x * HALVES * 128, panel = blockIdx.y * (PANELS / 2) + warp / 2, within = warp % 2 * 8 + lane() / 4;
     const Part &gate = a.part[0], &up = a.part[1];
-    multiply_group<F, HALVES, STAGES>(a, memory, upper ? up : gate, mine, row, [&](float (&acc)[HALVES][64], u8* ring, Barrier* done, u32 rows) {
-        float* sums = (float*)ring + threadIdx.x % 128;
-        barrier_arrive(done);
-        barrier_wait(done, 0);
+    const u8 *gates = panel_within(gate, panel), *ups = panel_within(up, panel);
+    auto load = [&](typename F::Raw& raw, u64 at) { F::load_both(raw, gates + at, ups + at, within); };
+    multiply_group<F, HALVES, STAGES>(a, memory, gate, row, load, [&](float (&acc)[HALVES][64], u32 rows) {
+        u32 n = panel * 16 + within, odd = within % 2;
+        bool there = n < gate.rows;
+        float gate_bias = a.bias && there ? a.bias[gate.first + n] : 0.0f, up_bias = a.bias && there ? a.bias[up.first + n] : 0.0f;
 #pragma unroll
-        for (u32 e = 0; e < SUMS; e++) sums[(upper * SUMS + e) * 128] = acc[e / 64][e % 64];
-        barrier_arrive(done);
-        barrier_wait(done, 1);
-        u32 n = first_row(mine);
-        if (n >= gate.rows) return;
-        float bias[2][2] = {};
+        for (u32 h = 0; h < HALVES; h++)
 #pragma unroll
-        for (u32 i = 0; i < 2; i++)
-            if (a.bias && n + i < gate.rows) bias[0][i] = a.bias[gate.first + n + i], bias[1][i] = a.bias[up.first + n + i];
-#pragma unroll 1
-        for (u32 j = upper * (SUMS / 8); j < (upper + 1) * (SUMS / 8); j++)
-#pragma unroll
-            for (u32 c = 0; c < 2; c++) {
+            for (u32 j = 0; j < 16; j++) {
                 float v[2];
 #pragma unroll
-                for (u32 i = 0; i < 2; i++) {
-                    const float* from = sums + (4 * j + 2 * i + c) * 128;
-                    v[i] = activated(g.act, from[0] + bias[0][i], g.limit, g.slope) * other_factor(g.act, from[SUMS * 128] + bias[1][i], g.limit, g.slope);
+                for (u32 c = 0; c < 2; c++) v[c] = g.gating(acc[h][4 * j + c] + gate_bias, acc[h][4 * j + 2 + c] + up_bias);
+                u32 at = row + h * 128 + j * 8 + lane() % 4 * 2;
+                if (a.y.tiles) {
+                    // Lanes of columns side by side give each other one of their two rows.
+                    float got = shuffle_xor(odd ? v[0] : v[1], 4u);
+                    if (there && at + odd < rows) *word_at(a.y, at + odd, n - odd) = odd ? pair_bf16(got, v[1]) : pair_bf16(v[0], got);
+                    continue;
                 }
-                u32 at = row + j * 8 + lane() % 4 * 2 + c;
-                if (at >= rows) continue;
-                if (n + 1 < gate.rows) store_pair(a.y, at, n, v[0], v[1]);
-                else row_at(a.y, at)[n] = v[0];
+#pragma unroll
+                for (u32 c = 0; c < 2; c++)
+                    if (there && at + c < rows) row_at(a.y, at + c)[n] = v[c];
             }
     });
 }

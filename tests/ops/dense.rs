@@ -207,7 +207,12 @@ fn prepared_for_products() {
         b.t.op(product(x, w))
     });
     // The gate's half first, or second: a kernel for many rows keeps both. With rows of words, and of f32 where another width is read.
-    for (half, up_first, bias) in [(192, false, false), (192, true, true), (100, false, true)] {
+    for (half, up_first, bias, act) in [
+        (192, false, false, Activation::Silu),
+        (192, true, true, Activation::GeluTanh),
+        (100, false, true, Activation::Silu),
+        (192, false, false, Activation::Relu2),
+    ] {
         let declare = move |d: &mut Declarations| {
             let gated = d.stacked("g", &[("gate", half), ("up", half)], 128).0;
             vec![d.matrix("w", 148, half).0, gated, d.vector("b", 2 * half, 0.0).0, d.vector("n", 128, 0.0).0]
@@ -219,7 +224,7 @@ fn prepared_for_products() {
             let h = b.t.op(ops::Linear { x, q: Value::NONE, weight: WeightId(w[1]), bias, y: Value::NONE });
             let (first, second) = (b.t.slice(h, 0, half), b.t.slice(h, half, half));
             let (gate, up) = if up_first { (second, first) } else { (first, second) };
-            let x = b.t.op(ActMul { act: Activation::Silu, gate, up, y: Value::NONE });
+            let x = b.t.op(ActMul { act, gate, up, y: Value::NONE });
             b.t.op(product(x, w))
         });
     }
