@@ -23,7 +23,7 @@ DEVICE const Part& part_of(const TensorArgs& a, u32& panel) {
 #if SM90
 // A format tells
 //   STAGE     bytes of a panel's 64 k's, behind FRONT bytes
-//   Raw       what a lane loads of them, for two rows: side by side, 2 (lane / 4) and the next of a panel, or of two panels
+//   Raw       what a lane loads of them, for rows `row` and the next of a panel
 //   READY     whether that is operand A as it is; else `operands` makes it, which no product may be reading then
 //   multiply  by 128 rows of x.
 // Which k's a step of 16 meets is the format's choice, and that of prepare_group and prepare_group_codes.
@@ -33,24 +33,13 @@ struct Bf16Group {
     };
     static const u32 STAGE = 2048, FRONT = 0;
     static const bool READY = true, INTEGER = false;
-    static DEVICE void load(Raw& r, const u8* stage) {
-        stage += lane() % 4 * 64 + lane() / 4 * 8;
+    static DEVICE void load(Raw& r, const u8* stage, u32 row) {
+        stage += lane() % 4 * 64 + row * 4;
 #pragma unroll
         for (u32 s = 0; s < 4; s++) {
             Words2 low = load8_once(stage + s * 512), high = load8_once(stage + s * 512 + 256);
             r.w[s][0] = low.x, r.w[s][1] = low.y, r.w[s][2] = high.x, r.w[s][3] = high.y;
         }
-    }
-    // Row `row` of both panels.
-    static DEVICE void load_both(Raw& r, const u8* first, const u8* second, u32 row) {
-        u32 at = lane() % 4 * 64 + row * 4;
-#pragma unroll
-        for (u32 s = 0; s < 4; s++)
-#pragma unroll
-            for (u32 i = 0; i < 2; i++) {
-                r.w[s][2 * i] = load4_once(first + at + s * 512 + i * 256);
-                r.w[s][2 * i + 1] = load4_once(second + at + s * 512 + i * 256);
-            }
     }
     static DEVICE void multiply(float (&d)[64], const u32 (&w)[4], Operand x) { group_bf16(d, w, x, true); }
 };
@@ -61,8 +50,8 @@ struct F16Group {
     };
     static const u32 STAGE = 2048, FRONT = 0;
     static const bool READY = false, INTEGER = false;
-    static DEVICE void load(Raw& r, const u8* stage) {
-        stage += lane() % 4 * 64 + lane() / 4 * 4;
+    static DEVICE void load(Raw& r, const u8* stage, u32 row) {
+        stage += lane() % 4 * 64 + row * 2;
 #pragma unroll
         for (u32 s = 0; s < 4; s++)
 #pragma unroll
@@ -89,9 +78,9 @@ template <LayoutKind KIND, bool HALF, bool MIN> struct IntegerGroup {
         Words2 codes[WORDS / 2];
         u32 scale[BLOCKS], min[MIN ? BLOCKS : 1];
     };
-    static DEVICE void load(Raw& r, const u8* stage) {
-        const u8* scales = stage + lane() / 4 * 4;
-        const u8* codes = stage + STAGE - Lines::CODES + lane() % 4 * 64 + lane() / 4 * 8;
+    static DEVICE void load(Raw& r, const u8* stage, u32 row) {
+        const u8* scales = stage + row * 2;
+        const u8* codes = stage + STAGE - Lines::CODES + lane() % 4 * 64 + row * 4;
 #pragma unroll
         for (u32 i = 0; i < WORDS / 2; i++) r.codes[i] = load8_once(codes + i * 256);
 #pragma unroll
@@ -217,7 +206,7 @@ template <class F, u32 HALVES, u32 STAGES> DEVICE void linear_group(const Tensor
     const Part& p = part_of(a, panel);
     u32 mine = panel + threadIdx.x / 32;
     const u8* weights = panel_within(p, mine);
-    auto load = [&](typename F::Raw& raw, u64 at) { F::load(raw, weights + at); };
+    auto load = [&](typename F::Raw& raw, u64 at) { F::load(raw, weights + at, lane() / 4 * 2); };
     multiply_group<F, HALVES, STAGES>(a, memory, p, row, load, [&](float (&acc)[HALVES][64], u32 rows) {
         u32 n = mine * 16 + lane() / 4 * 2;
         if (n >= p.rows) return;
@@ -279,34 +268,36 @@ struct GatedArgs {
     u32 spare;
 };
 
-// y = act(gate x) * (up x), rows of words or of f32: a warp has eight rows of the gate and the same of `up`, so a lane has both sums.
+// y = act(gate x) * (up x), rows of words or of f32: a warp has eight rows of the gate, in its lower lanes, and the same of `up`. At the end lanes of
+// the same rows give each other one of their two rows of x.
 template <class F, u32 HALVES, u32 STAGES> DEVICE void gated_group(const GatedArgs& g, u8* memory) {
     const TensorArgs& a = g.product;
-    u32 warp = threadIdx.x / 32, row = blockIdx.x * HALVES * 128, panel = blockIdx.y * (PANELS / 2) + warp / 2, within = warp % 2 * 8 + lane() / 4;
+    u32 warp = threadIdx.x / 32, row = blockIdx.x * HALVES * 128, panel = blockIdx.y * (PANELS / 2) + warp / 2;
+    u32 upper = lane() / 16, within = warp % 2 * 8 + lane() / 4 % 4 * 2;
     const Part &gate = a.part[0], &up = a.part[1];
-    const u8 *gates = panel_within(gate, panel), *ups = panel_within(up, panel);
-    auto load = [&](typename F::Raw& raw, u64 at) { F::load_both(raw, gates + at, ups + at, within); };
+    const u8* weights = panel_within(upper ? up : gate, panel);
+    auto load = [&](typename F::Raw& raw, u64 at) { F::load(raw, weights + at, within); };
     multiply_group<F, HALVES, STAGES>(a, memory, gate, row, load, [&](float (&acc)[HALVES][64], u32 rows) {
-        u32 n = panel * 16 + within, odd = within % 2;
-        bool there = n < gate.rows;
-        float gate_bias = a.bias && there ? a.bias[gate.first + n] : 0.0f, up_bias = a.bias && there ? a.bias[up.first + n] : 0.0f;
+        u32 n = panel * 16 + within;
+        float bias[2][2] = {};
+#pragma unroll
+        for (u32 i = 0; i < 2; i++)
+            if (a.bias && n + i < gate.rows) bias[0][i] = a.bias[gate.first + n + i], bias[1][i] = a.bias[up.first + n + i];
 #pragma unroll
         for (u32 h = 0; h < HALVES; h++)
 #pragma unroll
             for (u32 j = 0; j < 16; j++) {
                 float v[2];
 #pragma unroll
-                for (u32 c = 0; c < 2; c++) v[c] = g.gating(acc[h][4 * j + c] + gate_bias, acc[h][4 * j + 2 + c] + up_bias);
-                u32 at = row + h * 128 + j * 8 + lane() % 4 * 2;
-                if (a.y.tiles) {
-                    // Lanes of columns side by side give each other one of their two rows.
-                    float got = shuffle_xor(odd ? v[0] : v[1], 4u);
-                    if (there && at + odd < rows) *word_at(a.y, at + odd, n - odd) = odd ? pair_bf16(got, v[1]) : pair_bf16(v[0], got);
-                    continue;
+                for (u32 i = 0; i < 2; i++) {
+                    float low = acc[h][4 * j + 2 * i], high = acc[h][4 * j + 2 * i + 1];
+                    float own = upper ? high : low, got = shuffle_xor(upper ? low : high, 16u);
+                    v[i] = g.gating((upper ? got : own) + bias[0][i], (upper ? own : got) + bias[1][i]);
                 }
-#pragma unroll
-                for (u32 c = 0; c < 2; c++)
-                    if (there && at + c < rows) row_at(a.y, at + c)[n] = v[c];
+                u32 at = row + h * 128 + j * 8 + lane() % 4 * 2 + upper;
+                if (at >= rows || n >= gate.rows) continue;
+                if (n + 1 < gate.rows) store_pair(a.y, at, n, v[0], v[1]);
+                else row_at(a.y, at)[n] = v[0];
             }
     });
 }
