@@ -1,8 +1,8 @@
 //! Circuits: what a model records, and how that becomes a program.
 //!
 //! [`Tape`] records operations on named values; [`lower`] connects the forms of activations that weight formats want;
-//! [`fuse`] rewrites neighbours (each rule exact or checked against the reference); [`Layout`] gives every value a place in one
-//! workspace; [`Program`] runs the operations in order on the worker pool. [`explain`] prints any stage as text.
+//! [`fuse`] rewrites neighbours (each rule exact or checked against the reference); [`split`] lets threads share a far query; [`Layout`] gives
+//! every value a place in one workspace; [`Program`] runs the operations in order on the worker pool. [`explain`] prints any stage as text.
 
 mod device;
 mod dump;
@@ -11,6 +11,7 @@ mod fuse_device;
 mod layout;
 mod lower;
 mod program;
+mod split;
 mod tape;
 
 pub use device::{DeviceWeights, DeviceWorkspace, rehearse};
@@ -20,4 +21,5 @@ pub use fuse_device::fuse_for_device;
 pub use layout::Layout;
 pub use lower::{Needs, lower};
 pub use program::{Outcome, Program, Progress, Workspace};
+pub use split::split;
 pub use tape::{Circuit, Declared, Node, Tape, ValueInfo};

@@ -221,8 +221,15 @@ impl Program {
             if frame.failure.is_noted() {
                 break;
             }
+            if instruction.op.idle(frame) {
+                index += 1;
+                continue;
+            }
             let solo = instruction.op.solo(frame);
-            let waits = |&&before: &&usize| before >= open && !(solo && self.instructions[before].op.solo(frame));
+            let waits = |&&before: &&usize| {
+                let op = &self.instructions[before].op;
+                before >= open && !(solo && op.solo(frame)) && !op.idle(frame)
+            };
             if instruction.after.iter().take_while(|&&before| before >= open).find(waits).is_some() {
                 if !worker.meet(index) {
                     break;

@@ -10,7 +10,7 @@ use crate::backend::cpu::available_threads;
 use crate::backend::cpu::pack::{LANES, Layout, Packed};
 use crate::backend::cuda::Device;
 use crate::cache::{PagePool, StateLayout};
-use crate::circuit::{Circuit, DeviceWeights, DeviceWorkspace, Needs, Node, Program, Tape, fuse, fuse_for_device, lower, rehearse};
+use crate::circuit::{Circuit, DeviceWeights, DeviceWorkspace, Needs, Node, Program, Tape, fuse, fuse_for_device, lower, rehearse, split};
 use crate::ensure;
 use crate::error::{Error, Kind, Result, reserve};
 use crate::families::loader_for_config;
@@ -210,6 +210,9 @@ impl Prepared {
                 fuse_for_device(&mut circuit, &|id| self.is_bf16(id));
             }
         }
+        if self.device.is_none() {
+            split(&mut circuit);
+        }
         Ok(circuit)
     }
 
@@ -242,6 +245,8 @@ impl Prepared {
         fuse(&mut circuit);
         if self.device.is_some() {
             fuse_for_device(&mut circuit, &|id| self.is_bf16(id));
+        } else {
+            split(&mut circuit);
         }
         Ok(Some(Program::new(circuit, self.shapes().most_rows(), 1, &[])?))
     }

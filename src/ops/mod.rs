@@ -10,6 +10,7 @@
 mod act;
 mod add;
 mod attention;
+mod attention_parts;
 mod batch_image;
 mod combine;
 mod conv;
@@ -77,6 +78,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub use act::{ActMul, Activation};
 pub use add::{Add, AddNorm};
 pub use attention::{Attention, CacheWrite};
+pub use attention_parts::AttentionParts;
 pub use batch_image::{BATCH, BatchArgs, BatchImage, BatchPlaces, News, batch_grid};
 pub use combine::Combine;
 pub use conv::Conv;
@@ -260,6 +262,11 @@ pub trait Op: Debug + Send + Sync {
 
     /// Whether this batch's work all falls to the leader, so that neighbours of the same kind need no barrier.
     fn solo(&self, _frame: &Frame<'_>) -> bool {
+        false
+    }
+
+    /// Whether this batch gives it nothing to do, so that nobody waits for it.
+    fn idle(&self, _frame: &Frame<'_>) -> bool {
         false
     }
 

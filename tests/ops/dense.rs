@@ -167,7 +167,7 @@ fn fused_for_devices() {
             let state = StateId(0);
             b.t.record(CacheWrite { k, v, state, spec });
             let (window, softcap, sinks) = (None, None, None);
-            b.t.op(ops::Attention { q, state, spec, heads: 4, scale: 0.25, window, softcap, sinks, y: Value::NONE })
+            b.t.op(ops::Attention { q, state, spec, heads: 4, scale: 0.25, window, softcap, sinks, parts: Value::NONE, y: Value::NONE })
         });
     }
     // Seen through a product. A code differs where the last bit of what is rounded does.
@@ -235,7 +235,9 @@ fn prepared_for_products() {
         let (x, y) = (b.t.op(product(x, w)), b.t.slice(x, 0, 148));
         b.t.add(x, y)
     });
-    for (heads, kv_heads, dim, dtype) in [(4, 2, 128, KvType::F16), (4, 2, 64, KvType::F16), (2, 1, 96, KvType::F16), (2, 1, 32, KvType::F32)] {
+    for (heads, kv_heads, dim, dtype) in
+        [(4, 2, 128, KvType::F16), (4, 2, 64, KvType::F16), (2, 1, 96, KvType::F16), (2, 1, 32, KvType::F32)]
+    {
         let spec = KvSpec { heads: kv_heads, key_dim: dim, value_dim: dim, dtype };
         let declare = move |d: &mut Declarations| {
             d.kv(spec);
@@ -245,7 +247,18 @@ fn prepared_for_products() {
             let (q, k, v) = (b.given(heads * dim), b.given(kv_heads * dim), b.given(kv_heads * dim));
             b.t.record(CacheWrite { k, v, state: StateId(0), spec });
             let (window, softcap, sinks) = (None, None, None);
-            let x = b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 0.25, window, softcap, sinks, y: Value::NONE });
+            let x = b.t.op(ops::Attention {
+                q,
+                state: StateId(0),
+                spec,
+                heads,
+                scale: 0.25,
+                window,
+                softcap,
+                sinks,
+                parts: Value::NONE,
+                y: Value::NONE,
+            });
             b.t.op(product(x, w))
         });
     }
@@ -294,6 +307,6 @@ fn attends(kind: &str, tolerance: f32, heads: usize, spec: KvSpec, window: Optio
         let (q, k, v) = (b.given(heads * dim), b.given(kv_heads * dim), b.given(kv_heads * dim));
         b.t.record(CacheWrite { k, v, state: StateId(0), spec });
         let sinks = sinks.then_some(WeightId(w[0]));
-        b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 1.5, window, softcap, sinks, y: Value::NONE })
+        b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 1.5, window, softcap, sinks, parts: Value::NONE, y: Value::NONE })
     });
 }

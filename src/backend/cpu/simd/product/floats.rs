@@ -32,10 +32,16 @@ pub(super) unsafe fn floats<S: Lanes, const KIND: u8>(p: &Product<'_>, x: *const
             // lies in a cache, where only the chains of sums count.
             let stream = p.rows.len() == 1 && p.panel_bytes < LONG && p.features / LANES * p.panel_bytes >= LARGE;
             let four = wide && p.panels.end - panel >= 4 && !(stream && S::REGISTERS == Registers::ThirtyTwo);
+            let most = match S::REGISTERS {
+                Registers::None => 1,
+                // Twelve sums, two weights and an activation fill sixteen registers; a mask besides would put a sum onto the stack.
+                Registers::Sixteen if KIND == BF16 => 4,
+                _ => 6,
+            };
             let mut row = p.rows.start;
             while row < p.rows.end {
                 let x = x.add(row * stride);
-                let rows = if S::REGISTERS == Registers::None { 1 } else { tile_rows(p.rows.end - row, 6) };
+                let rows = tile_rows(p.rows.end - row, most);
                 macro_rules! four {
                     ($R:literal) => {
                         FloatTile::<S, KIND, $R, 4> { p, panel, row, x, stride, lanes: PhantomData }

@@ -30,6 +30,14 @@ pub(super) struct Product<'a> {
     pub y_stride: usize,
 }
 
+#[cfg(target_arch = "x86_64")]
+impl<'a> Product<'a> {
+    /// The same of some of its rows.
+    fn with_rows(&self, rows: Range<usize>) -> Product<'a> {
+        Product { panels: self.panels.clone(), rows, ..*self }
+    }
+}
+
 /// Computes the product with the lanes `S`.
 ///
 /// # Safety
@@ -90,10 +98,14 @@ macro_rules! with_rows {
 mod floats;
 mod integers;
 #[cfg(target_arch = "x86_64")]
+mod narrow;
+#[cfg(target_arch = "x86_64")]
 mod pairs;
 
 use floats::{BF16, F16, F32, floats};
 use integers::{I4, I8, TABLE, integers};
+#[cfg(target_arch = "x86_64")]
+pub(super) use narrow::matmul as narrow;
 #[cfg(target_arch = "x86_64")]
 pub(super) use pairs::PAIRS;
 
