@@ -1,11 +1,13 @@
 //! Speed of a model's shapes on an NVIDIA device, as shares of what its memory gives a plain read in the same run.
 //!
-//!     gpu_bench [--types BF16,Q8_0] [--batches 1,8,32] [--prompt 2048] [--layers 36] [--steps 64] [--device 1] [--threads N] [--kernels] [CONFIG]
+//!     gpu_bench [--types BF16,Q8_0] [--batches 1,8,32] [--prompt 2048] [--layers 36] [--steps 64] [--device 1] [--threads N] [--kernels]
+//!         [--deterministic] [CONFIG]
 //!
 //! CONFIG is a folder with `config.json`; without it the shapes are those of Qwen3-8B. Weights are random. A row tells tokens a second, the time
 //! and the bytes of a step (weights and cached positions), their share of the read, and the host's part of a step: what is not spent waiting for
 //! the device, the median, the mean and the most of the steps (a step that captures a graph for more positions, or takes new pages, is among them).
-//! With `--kernels` a prompt and a step of each batch are run once more, and what each kernel takes is told; kernels do not overlap then.
+//! With `--kernels` a prompt and a step of each batch are run once more, and what each kernel takes is told; kernels do not overlap then. With
+//! `--deterministic` each type is measured again with bits that do not depend on the batch, and what that costs is printed.
 
 use metrale::backend::cuda::{Device, Stream, read_bandwidth};
 use metrale::engine::{self, Chooser, Sequence, SequenceOptions, decode_step};
@@ -28,6 +30,7 @@ struct Arguments {
     steps: usize,
     device: usize,
     threads: usize,
+    deterministic: bool,
     kernels: bool,
     config: Option<PathBuf>,
 }
@@ -41,6 +44,7 @@ fn arguments() -> Result<Arguments, String> {
         steps: 64,
         device: 1,
         threads: 0,
+        deterministic: false,
         kernels: false,
         config: None,
     };
@@ -55,6 +59,7 @@ fn arguments() -> Result<Arguments, String> {
             "--layers" => a.layers = number(value()?)?,
             "--steps" => a.steps = number(value()?)?,
             "--device" => a.device = number(value()?)?,
+            "--deterministic" => a.deterministic = true,
             "--threads" => a.threads = number(value()?)?,
             "--kernels" => a.kernels = true,
             _ if word.starts_with('-') => return Err(format!("unknown option {word}")),
@@ -97,29 +102,57 @@ fn run(a: &Arguments) -> metrale::error::Result<()> {
             println!("{name}: no such type here");
             continue;
         };
-        if let Err(e) = one(a, &folder, dtype, read) {
-            println!("{name}: {e}");
+        let plain = one(a, &folder, dtype, read, false);
+        let fixed = if a.deterministic { one(a, &folder, dtype, read, true) } else { Ok(Vec::new()) };
+        match plain.and_then(|plain| Ok((plain, fixed?))) {
+            Ok((plain, fixed)) => {
+                for ((what, plain), (_, fixed)) in plain.iter().zip(&fixed) {
+                    println!(
+                        "{name} deterministic, {what}: {:.2} times the time, {:.1} instead of {:.1} tokens/s",
+                        plain / fixed,
+                        fixed,
+                        plain
+                    );
+                }
+            }
+            Err(e) => println!("{name}: {e}"),
         }
     }
     let _ = std::fs::remove_dir_all(&made);
     Ok(())
 }
 
-fn one(a: &Arguments, folder: &std::path::Path, dtype: DType, read: f64) -> metrale::error::Result<()> {
+/// What was measured, and tokens a second.
+fn one(
+    a: &Arguments,
+    folder: &std::path::Path,
+    dtype: DType,
+    read: f64,
+    deterministic: bool,
+) -> metrale::error::Result<Vec<(String, f64)>> {
+    let mut figures = Vec::new();
     let synthetic = Some(Synthetic { dtype, seed: 1 });
     let context = a.prompt.max(512) + 512;
-    let options = LoadOptions { device: a.device, threads: a.threads, context, synthetic, ..LoadOptions::default() };
+    let options = LoadOptions { device: a.device, threads: a.threads, context, synthetic, deterministic, ..LoadOptions::default() };
     let started = Instant::now();
     let engine = engine::load(folder, &options, None)?;
     let (bytes, vocab) = (engine.step_bytes(), engine.info().vocab as u64);
-    println!("{}: loaded in {:.1} s; a step reads {:.2} GB of weights", dtype.name(), started.elapsed().as_secs_f64(), bytes as f64 / 1e9);
+    println!(
+        "{}{}: loaded in {:.1} s; a step reads {:.2} GB of weights",
+        dtype.name(),
+        if deterministic { ", deterministic" } else { "" },
+        started.elapsed().as_secs_f64(),
+        bytes as f64 / 1e9
+    );
     let token = |i: usize| ((i as u64).wrapping_mul(2_654_435_761) % vocab) as i32;
     let prompt: Vec<i32> = (0..a.prompt).map(token).collect();
+    let mut fastest = f64::INFINITY;
     for round in 0..3 {
         let mut sequence = Sequence::new(&engine, &SequenceOptions::default())?;
         let started = Instant::now();
         sequence.prefill(&prompt)?;
         let seconds = started.elapsed().as_secs_f64();
+        fastest = fastest.min(seconds);
         let flops = engine.token_flops() as f64 * a.prompt as f64 / seconds;
         println!(
             "  prefill {:>5}: {:>9.0} tokens/s  {:>8.2} ms  {:>6.1} Tflop/s  (round {round})",
@@ -129,6 +162,7 @@ fn one(a: &Arguments, folder: &std::path::Path, dtype: DType, read: f64) -> metr
             flops / 1e12
         );
     }
+    figures.push((format!("prefill {}", a.prompt), a.prompt as f64 / fastest));
     if a.kernels {
         let mut sequence = Sequence::new(&engine, &SequenceOptions::default())?;
         engine.time_kernels();
@@ -168,6 +202,7 @@ fn one(a: &Arguments, folder: &std::path::Path, dtype: DType, read: f64) -> metr
         times.sort_by(f64::total_cmp);
         host.sort_by(f64::total_cmp);
         let (median, best) = (times[times.len() / 2], times[0]);
+        figures.push((format!("decode B={batch}"), batch as f64 / median));
         let kv = kv_bytes(&engine) * batch as u64 * sequences[0].len() as u64;
         let moved = (bytes + kv) as f64;
         println!(
@@ -188,7 +223,7 @@ fn one(a: &Arguments, folder: &std::path::Path, dtype: DType, read: f64) -> metr
             print_times(&engine)?;
         }
     }
-    Ok(())
+    Ok(figures)
 }
 
 /// A line for each kernel that takes a hundredth or more.

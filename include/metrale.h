@@ -65,6 +65,15 @@
 // Queries meet keys in 8 bits as well. Not on a GPU, and not for architectures that keep latent, compressed or indexed rows.
 #define METRALE_KV_Q8 4
 
+// Work of the model gives way to the process's other work on the same device, such as drawing: its stream has the least priority the
+// device knows. Nothing else changes. On the processor the flag is taken and means nothing: threads are the host's to rank.
+#define METRALE_LOAD_LOW_PRIORITY 1
+
+// On a device, a sequence's logits have the same bits alone and in any batch, however its tokens came in calls and steps, and after forks,
+// rollbacks and restored states: every sum has one order. That takes longer, prompts several times as long. Bits are those of one device and one
+// release of the library. The processor keeps to this in any case.
+#define METRALE_LOAD_DETERMINISTIC 2
+
 // Tokens that end generation count as ordinary ones: `metrale_decode_step` never reports this sequence as done.
 #define METRALE_SEQ_IGNORE_END 1
 
@@ -343,7 +352,7 @@ typedef int32_t (*metrale_progress_fn)(void *user, uint64_t done_bytes, uint64_t
 typedef struct {
     // `sizeof(metrale_load_options)` as the host was compiled.
     size_t struct_size;
-    // No flag exists yet.
+    // `METRALE_LOAD_*`, or-ed.
     uint64_t flags;
     // Most threads that compute, the caller's included; 0 takes the processors this process may use, or what the runtime
     // has. The library starts no more than there are processors, and with a runtime no other than the runtime's.
@@ -382,7 +391,7 @@ typedef struct {
     // The device that computes, as `metrale_device_info` numbers them; 0 is the processor. `METRALE_NOT_FOUND` or
     // `METRALE_DEVICE_UNSUPPORTED`, before weights are read, where it cannot be used, and `METRALE_UNSUPPORTED` where it has no code for an
     // operation of the model. On an NVIDIA device the order of a sum depends on how many rows are computed together: what this header calls the
-    // same bits holds for the processor, and there up to the last ones.
+    // same bits holds for the processor, and there up to the last ones, unless `flags` has `METRALE_LOAD_DETERMINISTIC`.
     uint32_t device;
     // What keys and values are kept in: `METRALE_KV_*`. `METRALE_UNSUPPORTED`, before weights are read, where the device or the architecture does
     // not have it. Bits are the same for any threads, batch and chunk, whatever it is; states saved by a model loaded with another type are

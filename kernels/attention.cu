@@ -58,7 +58,7 @@ template <bool HALF> DEVICE Words4 values_at(const u8* page, u32 index, u32 left
 // Of shared memory: queries [G][key_dim], scores of two tiles, per-head numbers, and from a multiple of sixteen bytes on the shares of the sums.
 template <u32 G, bool HALF> DEVICE void attend_rows(const AttentionArgs& a, u8* memory) {
     const u32 VEC = HALF ? 8 : 4, AHEAD = 8;
-    u32 rows = *a.y.rows, row = blockIdx.z, chunk = blockIdx.x, bytes = HALF ? 2 : 4;
+    u32 rows = *a.y.rows, row = a.first + blockIdx.z, chunk = blockIdx.x, bytes = HALF ? 2 : 4;
     // What the batch says, and the way of the first tile into the second cache, do not wait for the kernels before.
     u32 segment = row < rows ? a.batch->segment_of[row] : 0;
     bool ours = row < rows && a.batch->segment[segment].count < a.most_rows;
@@ -219,10 +219,10 @@ template <u32 G, bool HALF> DEVICE void attend_rows(const AttentionArgs& a, u8* 
     barrier();
     for (u32 i = threadIdx.x; i < heads * value_dim; i += THREADS) {
         u32 g = i / value_dim, d = i % value_dim;
-        u64 index = ((u64)row * a.heads + head + g) * a.chunks + chunk;
+        u64 index = ((u64)blockIdx.z * a.heads + head + g) * a.chunks + chunk;
         float sum = 0.0f;
         for (u32 n = 0; n < shares; n++) sum += room[(g * shares + n) * value_dim + d];
-        if (a.chunks > 1) {
+        if (!is_whole(a, chunks)) {
             if (d == 0) a.partial[2 * index] = most[g], a.partial[2 * index + 1] = total[g];
             a.partial[2 * (u64)a.partial_rows * a.heads * a.chunks + index * value_dim + d] = sum;
             continue;
@@ -251,13 +251,13 @@ ATTENTION(attention_float_4, 4, false)
 // Grid: (heads, rows): the chunks of a row and head, in order.
 KERNEL_OF(256, attention_combine, AttentionArgs) {
     SHARED float weight[MOST_CHUNKS];
-    u32 rows = *a.y.rows, head = blockIdx.x, row = blockIdx.y;
+    u32 rows = *a.y.rows, head = blockIdx.x, row = a.first + blockIdx.y;
     bool ours = row < rows && a.batch->segment[a.batch->segment_of[row]].count < a.most_rows;
     u32 chunks = ours ? chunks_of(span_of(a, row)) : 0;
     begin();
-    if (chunks == 0) return;
-    const float* stats = a.partial + 2 * ((u64)row * a.heads + head) * a.chunks;
-    const float* values = a.partial + 2 * (u64)a.partial_rows * a.heads * a.chunks + ((u64)row * a.heads + head) * a.chunks * a.kv.value_dim;
+    if (chunks == 0 || is_whole(a, chunks)) return;
+    const float* stats = a.partial + 2 * ((u64)blockIdx.y * a.heads + head) * a.chunks;
+    const float* values = a.partial + 2 * (u64)a.partial_rows * a.heads * a.chunks + ((u64)blockIdx.y * a.heads + head) * a.chunks * a.kv.value_dim;
     float peak = a.sinks ? a.sinks[head] : LOWEST;
     for (u32 c = 0; c < chunks; c++) peak = largest(peak, stats[2 * c]);
     if (threadIdx.x < chunks) weight[threadIdx.x] = exponential(stats[2 * threadIdx.x] - peak);

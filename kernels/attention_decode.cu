@@ -54,7 +54,7 @@ DEVICE void operand(const Words4 (&w)[4], u32 j, u32 (&a)[4]) {
 // `memory`: [C][D / 16] 256 bytes of queries, [4 C] scales, [WARPS][4 C] maxima and sums, [WARPS][4 C][D] values.
 template <u32 D, u32 C, u32 WARPS, u32 AHEAD> DEVICE void decode_rows(const AttentionArgs& a, u8* memory) {
     const u32 KEYS = D / 16, HALVES = D / 64, HEADS = 4 * C;
-    u32 rows = *a.y.rows, row = blockIdx.z, chunk = blockIdx.x;
+    u32 rows = *a.y.rows, row = a.first + blockIdx.z, chunk = blockIdx.x;
     let_next_begin();
     if (row >= rows) return wait_for_before();
     u32 segment = a.batch->segment_of[row];
@@ -242,23 +242,24 @@ template <u32 D, u32 C, u32 WARPS, u32 AHEAD> DEVICE void decode_rows(const Atte
         }
     }
     barrier();
+    bool whole = is_whole(a, chunks);
     for (u32 i = threadIdx.x; i < heads * D; i += WARPS * 32) {
         u32 h = i / D, d = i % D;
         float peak = LOWEST, sum = 0.0f, value = 0.0f;
         for (u32 w = 0; w < WARPS; w++) peak = largest(peak, stats[(w * HEADS + h) * 2]);
-        bool sink = a.chunks == 1 && a.sinks;
+        bool sink = whole && a.sinks;
         if (sink) peak = largest(peak, a.sinks[head + h]);
         for (u32 w = 0; w < WARPS; w++) {
             float f = exponential(stats[(w * HEADS + h) * 2] - peak);
             sum = fused(f, stats[(w * HEADS + h) * 2 + 1], sum);
             value = fused(f, values[(w * HEADS + h) * D + d], value);
         }
-        if (a.chunks == 1) {
+        if (whole) {
             if (sink) sum += exponential(a.sinks[head + h] - peak);
             store_one(a.y, row, (head + h) * D + d, value / sum);
             continue;
         }
-        u64 index = ((u64)row * a.heads + head + h) * a.chunks + chunk;
+        u64 index = ((u64)blockIdx.z * a.heads + head + h) * a.chunks + chunk;
         if (d == 0) a.partial[2 * index] = peak, a.partial[2 * index + 1] = sum;
         a.partial[2 * (u64)a.partial_rows * a.heads * a.chunks + index * D + d] = value;
     }

@@ -14,7 +14,7 @@ struct SelectedAttentionArgs {
 // Grid: (rows, key/value heads * head groups / warps, splits); a warp has up to H query heads of one key/value head.
 template <u32 H, u32 C> DEVICE void selected_attention_of(const SelectedAttentionArgs& a) {
     u32 group = a.heads / a.kv_heads, per = over_up(group, H), item = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
-    u32 row = blockIdx.x, kv_head = item / per, within = item % per * H, dim = a.splits.value_dim;
+    u32 row = a.splits.first + blockIdx.x, kv_head = item / per, within = item % per * H, dim = a.splits.value_dim;
     if (row >= *a.y.rows || kv_head >= a.kv_heads) return;
     u32 first = kv_head * group + within, heads = least(H, group - within), position = a.batch->positions[row];
     Heads<H, C, C> s;

@@ -20,7 +20,7 @@ struct SharedAttentionArgs {
 // Grid: (rows, head groups / warps, splits); a warp has H heads and its split's rows: positions in order, then pooled rows.
 // Widths of at most 32 QC, values of at most 32 VC.
 template <u32 H, u32 QC> DEVICE void shared_attention_of(const SharedAttentionArgs& a) {
-    u32 row = blockIdx.x, first = (blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32) * H, width = a.records.width;
+    u32 row = a.splits.first + blockIdx.x, first = (blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32) * H, width = a.records.width;
     if (row >= *a.y.rows || first >= a.heads) return;
     u32 heads = least(H, a.heads - first), position = a.batch->positions[row], segment = a.batch->segment_of[row];
     Heads<H, QC, QC> s;

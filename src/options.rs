@@ -59,6 +59,10 @@ pub struct LoadOptions {
     pub device: usize,
     /// Most bytes of that device the model and one sequence may take; 0 takes what is free there.
     pub device_bytes: u64,
+    /// On a device, other work of the process goes first.
+    pub low_priority: bool,
+    /// On a device, a sequence's logits have the same bits alone and in any batch, however its tokens were cut: slower. The processor always does so.
+    pub deterministic: bool,
     /// Fill the shapes of `config.json` with random weights of this type instead of reading tensors: for timing.
     pub synthetic: Option<Synthetic>,
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use support::golden::{Golden, folders};
 
 fn engine(path: &Path, compute: Compute, threads: usize) -> Option<Arc<Engine>> {
-    let options = LoadOptions { compute: Some(compute), threads, device: support::device(), ..LoadOptions::default() };
+    let options = LoadOptions { compute: Some(compute), threads, device: support::device(), deterministic: true, ..LoadOptions::default() };
     engine::load(path, &options, None).ok()
 }
 
@@ -38,6 +38,12 @@ fn rows(engine: &Arc<Engine>, prompt: &[i32], piece: usize, next: &[i32]) -> Vec
 
 fn bits(row: &[f32]) -> Vec<u32> {
     row.iter().map(|v| v.to_bits()).collect()
+}
+
+/// On a device with kernels on the host: one family, for the others tests/determinism.rs and a real device.
+#[test]
+fn pieces_and_batches_on_a_device() {
+    support::run_on_device(support::cuda::Mode::Plain, "lfm2", &["pieces_batches_and_threads_give_the_same_bits"]);
 }
 
 #[test]

@@ -164,6 +164,46 @@ fn bounded_steps_come_to_the_same_tokens() {
     assert!(cut > 0, "a budget of 200 us was never too short");
 }
 
+/// Kernels that the driver on the host was given on streams of a priority; a real one does not tell.
+fn queued(priority: i32) -> Option<u64> {
+    // SAFETY: the driver is open, since a model was loaded with it, and has this function.
+    unsafe {
+        let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+        let function = libc::dlsym(driver, c"shim_queued".as_ptr());
+        (!function.is_null()).then(|| std::mem::transmute::<*mut libc::c_void, extern "C" fn(i32) -> u64>(function)(priority))
+    }
+}
+
+#[test]
+fn work_has_the_priority_it_was_given() {
+    if !is_child("work_has_the_priority_it_was_given", &[]) {
+        return;
+    }
+    // What the driver on the host calls the least and the greatest.
+    const PRIORITIES: [i32; 2] = [0, -5];
+    let golden = Golden::read(&model());
+    for low_priority in [true, false] {
+        let engine = engine::load(&model(), &LoadOptions { low_priority, ..options(1) }, None).unwrap();
+        let (own, other) = if low_priority { (0, 1) } else { (1, 0) };
+        let before = PRIORITIES.map(queued);
+        if before[0].is_none() {
+            return println!("SKIPPED: a real driver does not tell what it was given");
+        }
+        let mut s = sequence(&engine);
+        s.prefill(&golden.prompt).unwrap();
+        let read = PRIORITIES.map(queued);
+        assert_eq!(greedy(&mut s, 4), golden.decode_ids[..4]);
+        let after = PRIORITIES.map(queued);
+        assert!(before[own] < read[own] && read[own] < after[own], "low {low_priority}: {before:?}, {read:?}, {after:?}");
+        assert_eq!(before[other], after[other], "low {low_priority}");
+    }
+    // Loads on the processor take the option too.
+    let engine = engine::load(&model(), &LoadOptions { low_priority: true, ..options(0) }, None).unwrap();
+    let mut s = sequence(&engine);
+    s.prefill(&golden.prompt).unwrap();
+    assert_eq!(greedy(&mut s, 4), golden.decode_ids[..4]);
+}
+
 #[test]
 fn a_lost_device_takes_nothing_else_with_it() {
     // Loading launches nothing; the prompt's first operations do.

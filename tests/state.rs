@@ -51,7 +51,14 @@ fn load(name: &str, config: &Value) -> Arc<Engine> {
     let folder = Scratch::new(&format!("state-{name}"));
     folder.file("config.json", config.to_string());
     let synthetic = Some(Synthetic { dtype: DType::BF16, seed: 7 });
-    let options = LoadOptions { compute: Some(Compute::Fast), threads: 2, synthetic, device: support::device(), ..LoadOptions::default() };
+    let options = LoadOptions {
+        compute: Some(Compute::Fast),
+        threads: 2,
+        synthetic,
+        device: support::device(),
+        deterministic: true,
+        ..LoadOptions::default()
+    };
     engine::load(folder.path(), &options, None).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 

@@ -47,7 +47,14 @@ fn load(name: &str, config: &Value, threads: usize) -> Arc<Engine> {
     let folder = Scratch::new(&format!("steps-{name}-{threads}-{:?}", std::thread::current().id()));
     folder.file("config.json", config.to_string());
     let synthetic = Some(Synthetic { dtype: DType::Q8_0, seed: 7 });
-    let options = LoadOptions { compute: Some(Compute::Fast), threads, synthetic, device: support::device(), ..LoadOptions::default() };
+    let options = LoadOptions {
+        compute: Some(Compute::Fast),
+        threads,
+        synthetic,
+        device: support::device(),
+        deterministic: true,
+        ..LoadOptions::default()
+    };
     engine::load(folder.path(), &options, None).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 

@@ -41,16 +41,20 @@ type Progress struct {
 
 // LoadOptions say how to load a model. The zero value is the default of everything.
 type LoadOptions struct {
-	Runtime     *Runtime       // threads, memory and log shared with other models; nil for none
-	Threads     int            // most threads that compute; 0 takes the processors this process may use
-	Compute     Compute        // precision
-	KV          KV             // what keys and values are kept in
-	Context     int            // most tokens of one sequence; 0 takes the model's limit, capped at 4,096
-	Memory      uint64         // most bytes that model and one sequence may take; 0 takes what the machine has free
-	ExpertBytes uint64         // most bytes of routed experts that are kept packed; 0 for all
-	PrefixBytes uint64         // most bytes kept of prompts, so that one that begins like an earlier one is not computed again
-	Precision   string         // types of chosen layers, such as "layers.0-3.mlp=f32,head=bf16"
-	Progress    func(Progress) // called by the goroutine that loads
+	Runtime       *Runtime       // threads, memory and log shared with other models; nil for none
+	Threads       int            // most threads that compute; 0 takes the processors this process may use
+	Compute       Compute        // precision
+	KV            KV             // what keys and values are kept in
+	Context       int            // most tokens of one sequence; 0 takes the model's limit, capped at 4,096
+	Memory        uint64         // most bytes that model and one sequence may take; 0 takes what the machine has free
+	ExpertBytes   uint64         // most bytes of routed experts that are kept packed; 0 for all
+	PrefixBytes   uint64         // most bytes kept of prompts, so that one that begins like an earlier one is not computed again
+	Device        int            // the device that computes, as [Devices] numbers them; 0 is the processor
+	DeviceBytes   uint64         // most bytes of that device that model and one sequence may take; 0 takes what is free there
+	LowPriority   bool           // on a device, other work of the process goes first
+	Deterministic bool           // on a device, the same bits alone and in any batch; slower
+	Precision     string         // types of chosen layers, such as "layers.0-3.mlp=f32,head=bf16"
+	Progress      func(Progress) // called by the goroutine that loads
 }
 
 // native is the options as C reads them. The caller frees the precision.
@@ -62,6 +66,9 @@ func (o *LoadOptions) native() (options C.metrale_load_options, err error) {
 	if o.Threads < 0 || int64(o.Threads) > math.MaxUint32 || o.Context < 0 {
 		return options, invalid("threads is %d and context %d; both are counts, 0 for the default", o.Threads, o.Context)
 	}
+	if o.Device < 0 || int64(o.Device) > math.MaxUint32 {
+		return options, invalid("device is %d; devices are counted from 0, the processor", o.Device)
+	}
 	options.threads = C.uint32_t(o.Threads)
 	options.compute = C.uint32_t(o.Compute)
 	options.kv_type = C.uint32_t(o.KV)
@@ -69,6 +76,14 @@ func (o *LoadOptions) native() (options C.metrale_load_options, err error) {
 	options.memory = C.uint64_t(o.Memory)
 	options.expert_bytes = C.uint64_t(o.ExpertBytes)
 	options.prefix_bytes = C.uint64_t(o.PrefixBytes)
+	options.device = C.uint32_t(o.Device)
+	options.device_bytes = C.uint64_t(o.DeviceBytes)
+	if o.LowPriority {
+		options.flags |= C.METRALE_LOAD_LOW_PRIORITY
+	}
+	if o.Deterministic {
+		options.flags |= C.METRALE_LOAD_DETERMINISTIC
+	}
 	if o.Runtime != nil {
 		options.runtime = o.Runtime.handle
 	}

@@ -87,6 +87,8 @@ struct Splits {
     // Null where there is one split, which writes the answer.
     float* data;
     u32 splits, value_dim;
+    // First row of the grid, which `data` begins with, and how many there are.
+    u32 first, rows;
 };
 
 // Writes the answers of one split, or what is needed to put splits together. Heads are numbered from `first` on.
@@ -97,7 +99,7 @@ template <u32 H, u32 QC, u32 VC> DEVICE void heads_end(const Heads<H, QC, VC>& s
         u32 from = h * (32 / H);
         float f = shuffle(factor, from), top = shuffle(s.top, from), total = shuffle(s.total, from);
         if (h >= heads) continue;
-        float* to = splits.data ? splits.data + (((u64)row * all + first + h) * splits.splits + split) * (dim + 2) : y + (u64)(first + h) * dim;
+        float* to = splits.data ? splits.data + (((u64)(row - splits.first) * all + first + h) * splits.splits + split) * (dim + 2) : y + (u64)(first + h) * dim;
         if (splits.data) f = 1.0f;
         for (u32 c = 0; c < VC; c++) {
             if (c * 32 + lane() < dim) to[c * 32 + lane()] = s.sum[h][c] * f;
@@ -114,9 +116,9 @@ struct AttendMergeArgs {
 
 // Head `blockIdx.y` of row `blockIdx.x`.
 DEVICE void attend_merge_of(const AttendMergeArgs& a) {
-    u32 row = blockIdx.x, head = blockIdx.y, dim = a.splits.value_dim, n = a.splits.splits;
+    u32 row = a.splits.first + blockIdx.x, head = blockIdx.y, dim = a.splits.value_dim, n = a.splits.splits;
     if (row >= *a.y.rows) return;
-    const float* parts = a.splits.data + ((u64)row * a.heads + head) * n * (dim + 2);
+    const float* parts = a.splits.data + ((u64)blockIdx.x * a.heads + head) * n * (dim + 2);
     float top = -infinite(), total = 0.0f;
     for (u32 s = 0; s < n; s++) top = largest(top, parts[s * (dim + 2) + dim]);
     for (u32 s = 0; s < n; s++) {

@@ -24,8 +24,12 @@ struct AttentionArgs {
     u32 most_rows;
     // Tiles of keys and values that attention_prompt.cu has on their way, 1 or 2.
     u32 stages;
-    // Chunks that positions are cut into at most, and what is not used.
-    u32 most_chunks, spare;
+    // Chunks that positions are cut into at most.
+    u32 most_chunks;
+    // First row of the grid, which `partial` begins with.
+    u32 first;
+    // Tiles that a chunk has at least; 0 where what a row is cut into depends on the grid.
+    u32 least_tiles, spare;
 };
 
 static const float LOWEST = -1e30f;
@@ -47,7 +51,10 @@ DEVICE Span span_of(const AttentionArgs& a, u32 row) {
     s.first = a.window && s.end > a.window ? s.end - a.window : 0;
     s.start = s.first / PAGE * PAGE;
     s.tiles = (s.end - s.start + TILE - 1) / TILE;
-    s.per_chunk = a.chunks == 1 ? s.tiles : (s.tiles + a.most_chunks - 1) / a.most_chunks;
+    s.per_chunk = a.chunks == 1 && !a.least_tiles ? s.tiles : (s.tiles + a.most_chunks - 1) / a.most_chunks;
+    if (s.per_chunk < a.least_tiles) s.per_chunk = a.least_tiles;
     return s;
 }
+// Whether a row of so many chunks is complete without `attention_combine`.
+DEVICE bool is_whole(const AttentionArgs& a, u32 chunks) { return a.chunks == 1 || (a.least_tiles && chunks <= 1); }
 DEVICE u32 chunks_of(const Span& s) { return s.tiles ? (s.tiles + s.per_chunk - 1) / s.per_chunk : 0; }

@@ -11,7 +11,8 @@ use super::pointer;
 use super::status::metrale_status;
 use super::types::{
     METRALE_COMPUTE_DEFAULT, METRALE_COMPUTE_F32, METRALE_COMPUTE_FAST, METRALE_KV_BF16, METRALE_KV_DEFAULT, METRALE_KV_F16,
-    METRALE_KV_F32, METRALE_KV_Q8, metrale_error, metrale_load_options, metrale_model, metrale_progress_fn,
+    METRALE_KV_F32, METRALE_KV_Q8, METRALE_LOAD_DETERMINISTIC, METRALE_LOAD_LOW_PRIORITY, metrale_error, metrale_load_options,
+    metrale_model, metrale_progress_fn,
 };
 use super::versioned;
 use crate::backend::cpu::Pool;
@@ -69,7 +70,7 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
     if !host.runtime.is_null() {
         handle::get(host.runtime)?;
     }
-    pointer::flags(host.flags, 0, "metrale_load_options.flags")?;
+    pointer::flags(host.flags, METRALE_LOAD_LOW_PRIORITY | METRALE_LOAD_DETERMINISTIC, "metrale_load_options.flags")?;
     let compute = match host.compute {
         METRALE_COMPUTE_DEFAULT => None,
         METRALE_COMPUTE_FAST => Some(Compute::Fast),
@@ -112,6 +113,8 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
         prefix_bytes: host.prefix_bytes,
         device: host.device as usize,
         device_bytes: host.device_bytes,
+        low_priority: host.flags & METRALE_LOAD_LOW_PRIORITY != 0,
+        deterministic: host.flags & METRALE_LOAD_DETERMINISTIC != 0,
         synthetic,
     })
 }

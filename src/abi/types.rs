@@ -132,6 +132,14 @@ pub const METRALE_KV_BF16: u32 = 3;
 /// Queries meet keys in 8 bits as well. Not on a GPU, and not for architectures that keep latent, compressed or indexed rows.
 pub const METRALE_KV_Q8: u32 = 4;
 
+/// Work of the model gives way to the process's other work on the same device, such as drawing: its stream has the least priority the
+/// device knows. Nothing else changes. On the processor the flag is taken and means nothing: threads are the host's to rank.
+pub const METRALE_LOAD_LOW_PRIORITY: u64 = 1;
+/// On a device, a sequence's logits have the same bits alone and in any batch, however its tokens came in calls and steps, and after forks,
+/// rollbacks and restored states: every sum has one order. That takes longer, prompts several times as long. Bits are those of one device and one
+/// release of the library. The processor keeps to this in any case.
+pub const METRALE_LOAD_DETERMINISTIC: u64 = 2;
+
 /// How to load a model. Set `struct_size` to `sizeof(metrale_load_options)` and the rest to zero, then change what
 /// matters: zero is the default of every field.
 #[repr(C)]
@@ -139,7 +147,7 @@ pub const METRALE_KV_Q8: u32 = 4;
 pub struct metrale_load_options {
     /// `sizeof(metrale_load_options)` as the host was compiled.
     pub struct_size: usize,
-    /// No flag exists yet.
+    /// `METRALE_LOAD_*`, or-ed.
     pub flags: u64,
     /// Most threads that compute, the caller's included; 0 takes the processors this process may use, or what the runtime
     /// has. The library starts no more than there are processors, and with a runtime no other than the runtime's.
@@ -178,7 +186,7 @@ pub struct metrale_load_options {
     /// The device that computes, as `metrale_device_info` numbers them; 0 is the processor. `METRALE_NOT_FOUND` or
     /// `METRALE_DEVICE_UNSUPPORTED`, before weights are read, where it cannot be used, and `METRALE_UNSUPPORTED` where it has no code for an
     /// operation of the model. On an NVIDIA device the order of a sum depends on how many rows are computed together: what this header calls the
-    /// same bits holds for the processor, and there up to the last ones.
+    /// same bits holds for the processor, and there up to the last ones, unless `flags` has `METRALE_LOAD_DETERMINISTIC`.
     pub device: u32,
     /// What keys and values are kept in: `METRALE_KV_*`. `METRALE_UNSUPPORTED`, before weights are read, where the device or the architecture does
     /// not have it. Bits are the same for any threads, batch and chunk, whatever it is; states saved by a model loaded with another type are

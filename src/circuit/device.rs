@@ -267,6 +267,7 @@ impl DeviceWorkspace {
             batch,
             weights,
             rounds: program.rounds(),
+            fixed_order: program.fixed_order(),
             stream: queue,
             scratch: (self.scratch.address(), self.scratch.len()),
         }
@@ -416,6 +417,7 @@ pub fn rehearse(program: &Program, weights: &[GpuWeight], kv_states: usize, slot
         batch: &batch,
         weights,
         rounds: program.rounds(),
+        fixed_order: program.fixed_order(),
         stream: &Nowhere(processors),
         scratch: (0, usize::MAX),
     };

@@ -11,7 +11,8 @@ use crate::ops::{
 pub fn fuse_for_device(circuit: &mut Circuit, bf16: &dyn Fn(WeightId) -> bool) {
     quantized(circuit);
     heads(circuit);
-    if circuit.rounds {
+    // What makers write as words depends on the number of rows, and so does the kernel that gates.
+    if circuit.rounds && !circuit.fixed_order {
         gated(circuit, bf16);
         prepared(circuit, bf16);
     }

@@ -36,6 +36,8 @@ pub struct Program {
     output: Value,
     /// As the circuit's.
     rounds: bool,
+    /// As the circuit's.
+    fixed_order: bool,
 }
 
 /// How a run ended.
@@ -100,14 +102,14 @@ impl Program {
     pub fn new(mut circuit: Circuit, max_rows: usize, max_sequences: usize, keep: &[Value]) -> Result<Program> {
         let layout = Layout::new(&mut circuit, max_rows, max_sequences, keep)?;
         let after = conflicts(&mut circuit, &layout);
-        let (output, rounds) = (circuit.output, circuit.rounds);
+        let (output, rounds, fixed_order) = (circuit.output, circuit.rounds, circuit.fixed_order);
         let instructions = circuit
             .nodes
             .into_iter()
             .zip(after)
             .map(|(node, after)| Instruction { op: node.op, after, counter: AtomicUsize::new(0) })
             .collect();
-        Ok(Program { instructions, layout, output, rounds })
+        Ok(Program { instructions, layout, output, rounds, fixed_order })
     }
 
     /// Bytes of workspace it needs.
@@ -256,6 +258,11 @@ impl Program {
     /// Whether bfloat16 weights may meet activations rounded to bfloat16.
     pub fn rounds(&self) -> bool {
         self.rounds
+    }
+
+    /// Whether a device computes a row by the same sums whatever else is in the batch.
+    pub fn fixed_order(&self) -> bool {
+        self.fixed_order
     }
 
     /// Most bytes of device memory that an operation uses between its kernels, for sequences of `context` positions.

@@ -57,6 +57,8 @@ pub struct Circuit {
     pub output: Value,
     /// Whether bfloat16 weights meet activations rounded to bfloat16 where the processor does that faster.
     pub rounds: bool,
+    /// Whether a device takes kernels whose sums have the same order for any batch.
+    pub fixed_order: bool,
 }
 
 impl Circuit {
@@ -200,7 +202,7 @@ impl<'a> Tape<'a> {
     pub fn finish(self, output: Value) -> Result<Circuit> {
         match self.error {
             Some(e) => Err(e),
-            None => Ok(Circuit { nodes: self.nodes, values: self.values, output, rounds: false }),
+            None => Ok(Circuit { nodes: self.nodes, values: self.values, output, rounds: false, fixed_order: false }),
         }
     }
 }

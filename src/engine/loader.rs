@@ -122,7 +122,7 @@ struct Putting {
 
 impl Putting {
     fn new(device: &Arc<Device>, prepared: &Prepared, plan: &Plan) -> Result<Putting> {
-        let stream = Arc::new(Stream::new(device, false)?);
+        let stream = Arc::new(Stream::new(device, prepared.options.low_priority)?);
         let weights = DeviceWeights::new(&stream, usize::try_from(plan.device.weights).unwrap_or(usize::MAX))?;
         Ok(Putting { stream, weights, fingerprint: Maker::new(prepared) })
     }

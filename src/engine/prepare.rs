@@ -203,6 +203,7 @@ impl Prepared {
         let output = record(&mut tape);
         let mut circuit = tape.finish(output)?;
         circuit.rounds = self.compute == Compute::Fast;
+        circuit.fixed_order = self.options.deterministic;
         lower(&mut circuit, &|id| self.needs(id));
         if !plain {
             fuse(&mut circuit);
@@ -241,6 +242,7 @@ impl Prepared {
         let last = circuit.nodes.iter_mut().position(makes);
         circuit.nodes.truncate(last.map_or(0, |last| last + 1));
         circuit.rounds = self.compute == Compute::Fast;
+        circuit.fixed_order = self.options.deterministic;
         lower(&mut circuit, &|id| self.needs(id));
         fuse(&mut circuit);
         if self.device.is_some() {

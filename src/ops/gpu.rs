@@ -162,6 +162,8 @@ pub struct Gpu<'a> {
     pub(crate) stream: &'a dyn Launch,
     /// Whether bfloat16 weights may meet activations rounded to bfloat16.
     pub(crate) rounds: bool,
+    /// Whether the order of a row's sums must not depend on what else is in the batch.
+    pub(crate) fixed_order: bool,
     /// Device memory for an operation's own use between its launches, never between operations.
     pub(crate) scratch: (u64, usize),
 }
@@ -267,6 +269,11 @@ impl Gpu<'_> {
     /// Whether bfloat16 weights may meet activations rounded to bfloat16; else products are those of f32.
     pub fn rounds(&self) -> bool {
         self.rounds
+    }
+
+    /// Whether a row's sums have one order, whatever else is in the batch: kernels are picked, and sums cut, by what the row alone says.
+    pub fn fixed_order(&self) -> bool {
+        self.fixed_order
     }
 
     /// Multiprocessors of the device.

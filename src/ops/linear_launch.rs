@@ -146,7 +146,8 @@ fn same_layout(op: &Linear, gpu: &Gpu<'_>, parts: &[Part]) -> Result<()> {
     if !parts[0].cols.is_multiple_of(32) {
         return simple(op, gpu, parts);
     }
-    if rows <= FEW || parts[0].kind == LayoutKind::F32 {
+    // The kernel for few rows adds in an order of its own.
+    if (rows <= FEW && !gpu.fixed_order()) || parts[0].kind == LayoutKind::F32 {
         return vector(op, gpu, parts);
     }
     let format = Format::for_rows(&parts[0], rows, gpu);
@@ -155,7 +156,7 @@ fn same_layout(op: &Linear, gpu: &Gpu<'_>, parts: &[Part]) -> Result<()> {
     }
     // As many rows at a time as there is room for.
     let room = gpu.scratch().1;
-    let mut most = rows.min(SLICE);
+    let mut most = rows.min(if gpu.fixed_order() { NARROW } else { SLICE });
     while format.bytes(parts[0].cols as usize, tiles_for(most)) > room && most > TILE {
         most = most / 2 / TILE * TILE;
     }
@@ -242,7 +243,7 @@ impl Format {
     /// For products of `rows` rows.
     fn for_rows(part: &Part, rows: usize, gpu: &Gpu<'_>) -> Format {
         let format = Format::of(part, gpu.rounds());
-        let grouped = format.integer && rows > NARROW && group_kernels(part, gpu).is_some();
+        let grouped = format.integer && rows > NARROW && !gpu.fixed_order() && group_kernels(part, gpu).is_some();
         if grouped { format.in_groups() } else { format }
     }
 
@@ -296,7 +297,11 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     let blocks = |panels: usize| -> usize { parts.iter().map(|p| (p.rows as usize).div_ceil(16 * panels)).sum() };
     let args = TensorArgs { y, bias, words, factors, exponents, first, tiles: tiles as u32, limbs, parts: count, part };
     let (narrow, wide) = tensor_kernels(&parts[0]);
-    let plan = (tiles <= NARROW / TILE).then(|| Plan::new(&parts[0], format, blocks(2), tiles, Gating::NONE, gpu));
+    let plan = (tiles <= NARROW / TILE).then(|| match gpu.fixed_order() {
+        // How warps share k is the order of a sum: the same for any number of rows.
+        true => Plan::new(&parts[0], format, blocks(2), NARROW / TILE, Gating::NONE, gpu).for_tiles(&parts[0], format, tiles),
+        false => Plan::new(&parts[0], format, blocks(2), tiles, Gating::NONE, gpu),
+    });
     let prepare = PrepareArgs {
         x,
         q,
@@ -452,8 +457,7 @@ impl Plan {
         let (steps, ahead) = (part.cols as usize / if format.integer { 32 } else { 16 }, ahead(part, tiles));
         // Bytes of a step: a pair's weights, and all activations.
         let weights = stage_bytes(part);
-        let words = tiles * (256 * format.limbs + if format.integer { 64 } else { 0 });
-        let chunk = if ahead.is_multiple_of(2) { ahead / 2 } else { ahead } * words;
+        let (words, chunk) = (step_bytes(format, tiles), chunk_bytes(part, format, tiles));
         let plan = |pairs: usize| {
             let most = (gpu.shared() / (RING * chunk)).min(steps.div_ceil(ahead)).min(NARROW_WARPS / pairs);
             let ways = most.max(1);
@@ -470,6 +474,11 @@ impl Plan {
         [1, 2, 3, 4, 6].map(plan).into_iter().filter(fits).min_by_key(cost).expect("there are some")
     }
 
+    /// The same shares of k for fewer rows, which take less room.
+    fn for_tiles(self, part: &Part, format: &Format, tiles: usize) -> Plan {
+        Plan { tiles, ring: RING * chunk_bytes(part, format, tiles) * self.ways, ..self }
+    }
+
     fn launch(&self, gpu: &Gpu<'_>, name: &'static str, product: TensorArgs) -> Result<()> {
         let warps = self.pairs * self.ways;
         let shared = self.ring.max(warps * self.tiles * 1152);
@@ -477,6 +486,17 @@ impl Plan {
         let (all_pairs, pairs, ways) = (self.all_pairs as u32, self.pairs as u32, self.ways as u32);
         gpu.launch(Kernel { file: "linear_narrow", name }, grid, &NarrowArgs { product, all_pairs, pairs, ways, gating: self.gating })
     }
+}
+
+/// Bytes of a step's activations.
+fn step_bytes(format: &Format, tiles: usize) -> usize {
+    tiles * (256 * format.limbs + if format.integer { 64 } else { 0 })
+}
+
+/// Bytes of a warp's share of a chunk of the ring.
+fn chunk_bytes(part: &Part, format: &Format, tiles: usize) -> usize {
+    let ahead = ahead(part, tiles);
+    step_bytes(format, tiles) * if ahead.is_multiple_of(2) { ahead / 2 } else { ahead }
 }
 
 /// Steps of weights that a lane of the kernel for up to [`NARROW`] rows has on their way: as in kernels/linear_narrow.cu.
@@ -583,7 +603,7 @@ fn vector(op: &Linear, gpu: &Gpu<'_>, parts: &[Part]) -> Result<()> {
 fn vector_of(parts: &[Part], op: &Linear, y: View, rows: usize, gating: Gating, gpu: &Gpu<'_>) -> Result<()> {
     let gated = ["gated_bf16_1", "gated_bf16_4"].map(|name| Kernel { file: "linear_vector", name });
     let [one, four] = if gating.on == 1 { gated } else { vector_kernels(&parts[0]) };
-    let (kernel, together) = if rows == 1 { (one, 1) } else { (four, 4) };
+    let (kernel, together) = if rows == 1 && !gpu.fixed_order() { (one, 1) } else { (four, 4) };
     let step = match parts[0].kind {
         LayoutKind::F32 => 8,
         LayoutKind::Bf16 | LayoutKind::F16 => 16,

@@ -130,7 +130,8 @@ impl Routed {
             ensure!(value.is_some(), Internal, "a product's input for {:?} is not connected", part.kind);
             let (x, unit) = (gpu.view(value), if gpu.is_q8(value) { 32 } else { 1 });
             (args.part, args.x, args.x_stride, args.x_step) = (index as u32, x.data, x.stride, (self.step / unit) as u32);
-            if let Some(kernel) = wide(part).filter(|_| self.fits_wide(part, x.stride, args.x_step, pairs, matrices)) {
+            if let Some(kernel) = wide(part).filter(|_| !gpu.fixed_order() && self.fits_wide(part, x.stride, args.x_step, pairs, matrices))
+            {
                 let tiles = if sorted.is_some() { tiles(pairs, matrices, WIDE) } else { self.slots * rows.div_ceil(WIDE) };
                 if sorted.is_some() || !self.route.is_some() {
                     let grid = Grid::new([tiles, part.rows.div_ceil(WIDE_OUTPUTS) as usize, 1], 256);

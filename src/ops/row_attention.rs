@@ -71,6 +71,8 @@ struct AttentionArgs {
     most_rows: u32,
     stages: u32,
     most_chunks: u32,
+    first: u32,
+    least_tiles: u32,
     spare: u32,
 }
 
@@ -117,6 +119,16 @@ fn decode_chunks(tiles: usize, blocks: usize, processors: usize) -> usize {
     fill.max(tiles / (8 * DECODE_WARPS)).min(tiles.div_ceil(DECODE_WARPS))
 }
 
+/// Tiles of a chunk where a row's chunks are to depend on its own positions alone; more where there would be too many of them.
+const FIXED_TILES: usize = 16;
+/// Most rows of a grid.
+const MOST_GRID: usize = 65535;
+
+/// Most such chunks of a row of up to `tiles`: `span_of` of kernels/common/attention.cuh.
+fn fixed_chunks(tiles: usize) -> usize {
+    tiles.div_ceil(FIXED_TILES).clamp(1, MOST_CHUNKS)
+}
+
 fn partial_bytes(rows: usize, heads: usize, spec: &KvSpec, chunks: usize) -> usize {
     if chunks == 1 { 0 } else { rows * heads * chunks * (2 + spec.value_dim) * 4 }
 }
@@ -147,6 +159,8 @@ impl RowAttention {
             most_rows,
             stages: 0,
             most_chunks: most_chunks(gpu.rows(self.y)) as u32,
+            first: 0,
+            least_tiles: 0,
             spare: 0,
         }
     }
@@ -166,6 +180,9 @@ impl RowAttention {
     pub fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
         let (spec, group) = (&self.spec, self.heads / self.spec.heads);
         spec.on_gpu()?;
+        if gpu.fixed_order() {
+            return self.fixed(gpu);
+        }
         let fits = spec.dtype == KvType::F16 && spec.key_dim.is_multiple_of(16) && spec.value_dim.is_multiple_of(8);
         if !fits || spec.key_dim.max(spec.value_dim) > WIDEST || group > PROMPT_QUERIES {
             return self.short(gpu, u32::MAX);
@@ -216,6 +233,30 @@ impl RowAttention {
         gpu.launch(Kernel { file: "attention_prompt", name }, grid, &args)
     }
 
+    /// Queues the kernels for all rows one by one, with chunks that a row's own positions say: prompts too.
+    fn fixed(&self, gpu: &Gpu<'_>) -> Result<()> {
+        let (rows, spec) = (gpu.rows(self.y), &self.spec);
+        // A tile more where the first one begins before what is seen.
+        let chunks = fixed_chunks(self.longest(gpu).div_ceil(TILE) + usize::from(self.window.is_some()));
+        let room = gpu.scratch().1 / partial_bytes(1, self.heads, spec, chunks).max(1);
+        let most = if chunks == 1 { MOST_GRID } else { room.clamp(1, MOST_GRID) };
+        for first in (0..rows).step_by(most) {
+            let count = most.min(rows - first);
+            let args = AttentionArgs {
+                most_chunks: MOST_CHUNKS as u32,
+                first: first as u32,
+                partial_rows: count as u32,
+                least_tiles: FIXED_TILES as u32,
+                ..self.args(gpu, chunks, u32::MAX)
+            };
+            match decode_kernel(spec, self.heads / spec.heads) {
+                Some((kernel, together)) => self.launch_decode(gpu, (kernel, DECODE_WARPS), together, count, &args)?,
+                None => self.launch_simple(gpu, count, &args)?,
+            }
+        }
+        Ok(())
+    }
+
     /// Queues the kernels for rows of segments shorter than `most_rows`.
     fn short(&self, gpu: &Gpu<'_>, most_rows: u32) -> Result<()> {
         match decode_kernel(&self.spec, self.heads / self.spec.heads) {
@@ -242,11 +283,24 @@ impl RowAttention {
         } else {
             (kernel, DECODE_WARPS)
         };
-        let shared = together * (spec.key_dim * 4 + 4 + warps * (2 + spec.value_dim) * 4);
-        let grid = Grid::new([most, blocks, rows], warps * 32).shared(shared).early();
         let args = AttentionArgs { most_chunks: most as u32, ..self.args(gpu, most, most_rows) };
-        gpu.launch(kernel, grid, &args)?;
-        self.combine(gpu, most, &args)
+        self.launch_decode(gpu, (kernel, warps), together, rows, &args)
+    }
+
+    fn launch_decode(
+        &self,
+        gpu: &Gpu<'_>,
+        (kernel, warps): (Kernel, usize),
+        together: usize,
+        rows: usize,
+        args: &AttentionArgs,
+    ) -> Result<()> {
+        let spec = &self.spec;
+        let blocks = spec.heads * (self.heads / spec.heads).div_ceil(together);
+        let shared = together * (spec.key_dim * 4 + 4 + warps * (2 + spec.value_dim) * 4);
+        let grid = Grid::new([args.chunks as usize, blocks, rows], warps * 32).shared(shared).early();
+        gpu.launch(kernel, grid, args)?;
+        self.combine(gpu, rows, args)
     }
 
     /// As `short`, for every width.
@@ -256,6 +310,11 @@ impl RowAttention {
         if partial_bytes(rows, self.heads, spec, chunks) > gpu.scratch().1 {
             chunks = 1;
         }
+        self.launch_simple(gpu, rows, &self.args(gpu, chunks, most_rows))
+    }
+
+    fn launch_simple(&self, gpu: &Gpu<'_>, rows: usize, args: &AttentionArgs) -> Result<()> {
+        let spec = &self.spec;
         let group = self.heads / spec.heads;
         let half = spec.dtype == KvType::F16;
         let kernels: &[(usize, Kernel)] = if half { &HALF } else { &FLOAT };
@@ -265,18 +324,17 @@ impl RowAttention {
         let elements = if half { 8 } else { 4 };
         let shares = THREADS / spec.value_dim.div_ceil(elements);
         let shared = 4 * ((together * (spec.key_dim + 2 * TILE + 3)).next_multiple_of(4) + together * shares * spec.value_dim);
-        let grid = Grid::new([chunks, spec.heads * group.div_ceil(together), rows], THREADS).shared(shared).early();
-        let args = self.args(gpu, chunks, most_rows);
-        gpu.launch(kernel, grid, &args)?;
-        self.combine(gpu, chunks, &args)
+        let grid = Grid::new([args.chunks as usize, spec.heads * group.div_ceil(together), rows], THREADS).shared(shared).early();
+        gpu.launch(kernel, grid, args)?;
+        self.combine(gpu, rows, args)
     }
 
     /// Queues what puts chunks together.
-    fn combine(&self, gpu: &Gpu<'_>, chunks: usize, args: &AttentionArgs) -> Result<()> {
-        if chunks == 1 {
+    fn combine(&self, gpu: &Gpu<'_>, rows: usize, args: &AttentionArgs) -> Result<()> {
+        if args.chunks == 1 {
             return Ok(());
         }
         let threads = self.spec.value_dim.next_multiple_of(32).clamp(MOST_CHUNKS, 256);
-        gpu.launch(COMBINE, Grid::new([self.heads, gpu.rows(self.y), 1], threads).early(), args)
+        gpu.launch(COMBINE, Grid::new([self.heads, rows, 1], threads).early(), args)
     }
 }

@@ -169,8 +169,7 @@ impl Op for SelectedAttention {
             wide => bail!(Unsupported, "selected_attention: heads of {wide} elements; a GPU computes at most 512"),
         };
         let (rows, groups) = (gpu.rows(self.y), self.kv_heads * self.group().div_ceil(together));
-        let splits = GpuSplits::new(gpu, rows, self.heads, groups, self.value_dim);
-        let args = SelectedAttentionArgs {
+        let args = |splits: GpuSplits| SelectedAttentionArgs {
             q: gpu.view(self.q),
             y: gpu.view(self.y),
             selection: gpu.view(self.selection),
@@ -182,8 +181,10 @@ impl Op for SelectedAttention {
             key_dim: self.key_dim as u32,
             scale: self.scale,
         };
-        gpu.launch(Kernel { file: "selected_attention", name }, splits.grid(rows, groups), &args)?;
-        splits.merge(gpu, MERGE, self.y, self.heads)
+        GpuSplits::each(gpu, (rows, self.heads, groups), self.value_dim, |splits, grid| {
+            gpu.launch(Kernel { file: "selected_attention", name }, grid, &args(splits))?;
+            splits.merge(gpu, MERGE, self.y, self.heads)
+        })
     }
 
     fn gpu_scratch(&self, rows: usize, _segments: usize, _context: usize, processors: usize) -> usize {

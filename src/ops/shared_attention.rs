@@ -231,8 +231,7 @@ impl Op for SharedAttention {
             _ => bail!(Unsupported, "shared_attention: rows of {width} elements; a GPU computes at most 1024"),
         };
         let (rows, groups) = (gpu.rows(self.y), self.heads.div_ceil(together));
-        let splits = GpuSplits::new(gpu, rows, self.heads, groups, self.value_dim);
-        let args = SharedAttentionArgs {
+        let args = |splits: GpuSplits| SharedAttentionArgs {
             q: gpu.view(self.q),
             y: gpu.view(self.y),
             selection: gpu.view(self.selection),
@@ -247,8 +246,10 @@ impl Op for SharedAttention {
             has_pooled: u32::from(self.pooled.is_some()),
             scale: self.scale,
         };
-        gpu.launch(Kernel { file: "shared_attention", name }, splits.grid(rows, groups), &args)?;
-        splits.merge(gpu, MERGE, self.y, self.heads)
+        GpuSplits::each(gpu, (rows, self.heads, groups), self.value_dim, |splits, grid| {
+            gpu.launch(Kernel { file: "shared_attention", name }, grid, &args(splits))?;
+            splits.merge(gpu, MERGE, self.y, self.heads)
+        })
     }
 
     fn gpu_scratch(&self, rows: usize, _segments: usize, _context: usize, processors: usize) -> usize {

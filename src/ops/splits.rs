@@ -3,6 +3,7 @@
 
 use super::{Gpu, Value, View};
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
+use crate::ensure;
 use crate::error::Result;
 
 /// `Splits` of kernels/common/attend_rows.cuh.
@@ -12,6 +13,8 @@ pub(super) struct GpuSplits {
     data: u64,
     splits: u32,
     value_dim: u32,
+    first: u32,
+    rows: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -30,6 +33,8 @@ unsafe impl Args for AttendMergeArgs {}
 const WARPS: usize = 12;
 /// Most splits of a query.
 const MOST: usize = 64;
+/// Splits of a query whose sums have one order.
+const FIXED: usize = 8;
 /// Warps of a block.
 const BLOCK: usize = 8;
 
@@ -40,16 +45,44 @@ impl GpuSplits {
         let (data, bytes) = gpu.scratch();
         let fits = splits > 1 && rows * heads * splits * (value_dim + 2) * 4 <= bytes;
         let (data, splits) = if fits { (data, splits as u32) } else { (0, 1) };
-        GpuSplits { data, splits, value_dim: value_dim as u32 }
+        GpuSplits { data, splits, value_dim: value_dim as u32, first: 0, rows: rows as u32 }
+    }
+
+    /// Calls `launch` with the queries that go together and how they are cut, until all `rows` are through. A query's splits may depend on how
+    /// many there are, unless the order of its sums is to be fixed.
+    pub(super) fn each(
+        gpu: &Gpu<'_>,
+        (rows, heads, groups): (usize, usize, usize),
+        value_dim: usize,
+        mut launch: impl FnMut(GpuSplits, Grid) -> Result<()>,
+    ) -> Result<()> {
+        if !gpu.fixed_order() {
+            let splits = GpuSplits::new(gpu, rows, heads, groups, value_dim);
+            return launch(splits, splits.grid(rows, groups));
+        }
+        let (data, bytes) = gpu.scratch();
+        let most = bytes / (heads * FIXED * (value_dim + 2) * 4).max(1);
+        ensure!(most > 0 || rows == 0, Internal, "{bytes} bytes for the splits of {heads} heads");
+        for first in (0..rows).step_by(most.max(1)) {
+            let splits = GpuSplits {
+                data,
+                splits: FIXED as u32,
+                value_dim: value_dim as u32,
+                first: first as u32,
+                rows: most.min(rows - first) as u32,
+            };
+            launch(splits, splits.grid(splits.rows as usize, groups))?;
+        }
+        Ok(())
     }
 
     /// Bytes for up to `rows` queries: splits are only made while all of them together stay few.
     pub(super) fn scratch(rows: usize, heads: usize, value_dim: usize, processors: usize) -> usize {
         // A warp has up to four heads of one of the splits.
-        (rows * heads * MOST).min(4 * WARPS * processors) * (value_dim + 2) * 4
+        (rows * heads * MOST).min(4 * WARPS * processors).max(heads * FIXED) * (value_dim + 2) * 4
     }
 
-    /// A grid of (rows, groups / warps, splits).
+    /// A grid of (its rows, groups / warps, splits).
     pub(super) fn grid(&self, rows: usize, groups: usize) -> Grid {
         let warps = groups.clamp(1, BLOCK);
         Grid::new([rows, groups.div_ceil(warps), self.splits as usize], 32 * warps)
@@ -62,6 +95,6 @@ impl GpuSplits {
         }
         let args = AttendMergeArgs { y: gpu.view(y), splits: self, heads: heads as u32, spare: 0 };
         let threads = (self.value_dim as usize).next_multiple_of(32).min(128);
-        gpu.launch(kernel, Grid::new([gpu.rows(y), heads, 1], threads), &args)
+        gpu.launch(kernel, Grid::new([self.rows as usize, heads, 1], threads), &args)
     }
 }

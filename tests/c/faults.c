@@ -110,6 +110,7 @@ static void make_own(void) {
     own.list[0] = own.seq;
     own.load.struct_size = sizeof own.load;
     own.load.threads = 1;
+    own.load.flags = METRALE_LOAD_LOW_PRIORITY | METRALE_LOAD_DETERMINISTIC;
     OK(metrale_source_path(path, 0, &own.source, &err));
     OK(metrale_load_begin(own.source, &own.load, &own.loading, &err));
     own.text_options.struct_size = sizeof own.text_options;

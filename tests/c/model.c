@@ -94,9 +94,9 @@ static void options_are_read_with_care(void) {
     metrale_load_options options = {0};
     metrale_model *model = NULL;
     options.struct_size = sizeof options;
-    options.flags = 1;
+    options.flags = METRALE_LOAD_LOW_PRIORITY << 7;
     EXPECT(METRALE_UNKNOWN_OPTION, metrale_load(path, &options, &model, &err));
-    options.flags = 0;
+    options.flags = METRALE_LOAD_LOW_PRIORITY | METRALE_LOAD_DETERMINISTIC;
     options.compute = 77;
     EXPECT(METRALE_UNKNOWN_OPTION, metrale_load(path, &options, &model, &err));
     options.compute = METRALE_COMPUTE_F32;

@@ -26,6 +26,7 @@ struct Graph {
 };
 struct Stream {
     Graph* capture;
+    int priority;
 };
 struct Module {
     char file[64];
@@ -42,6 +43,8 @@ static thread_local std::vector<void*> contexts;
 static std::map<Address, size_t> allocations;
 static size_t allocated;
 static u64 launches;
+// Kernels queued, by their stream's priority.
+static std::map<int, u64> queued;
 static bool lost;
 
 static u64 setting(const char* name, u64 otherwise) {
@@ -140,7 +143,7 @@ EXPORT cuMemsetD8Async(Address to, u8 value, size_t bytes, Stream* stream) {
     return queue(stream, [=] { return memset((void*)to, value, bytes), OK; });
 }
 
-EXPORT cuStreamCreateWithPriority(Stream** stream, u32, int) { return *stream = new Stream{nullptr}, here_and_now(); }
+EXPORT cuStreamCreateWithPriority(Stream** stream, u32, int priority) { return *stream = new Stream{nullptr, priority}, here_and_now(); }
 EXPORT cuCtxGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, OK; }
 EXPORT cuStreamDestroy_v2(Stream* stream) { return delete stream, OK; }
 EXPORT cuStreamSynchronize(Stream* stream) { return stream->capture ? NOT_PERMITTED : here_and_now(); }
@@ -203,6 +206,10 @@ EXPORT cuLaunchKernelEx(const Config* config, const shim::Kernel* kernel, void**
     shim::Dim blocks = {b[0], b[1], b[2]}, threads = {t[0], t[1], t[2]};
     u32 shared = config->shared;
     if (blocks.x == 0 || blocks.y == 0 || blocks.z == 0 || blocks.y > 65535 || blocks.z > 65535 || shared > 232448) return INVALID_VALUE;
+    {
+        std::lock_guard<std::recursive_mutex> held(lock);
+        if (config->stream) ++queued[config->stream->priority];
+    }
     return queue(config->stream, [=] {
         u64 fails = setting("METRALE_SHIM_FAIL", 0);
         lost |= fails && ++launches >= fails;
@@ -216,3 +223,8 @@ EXPORT cuGetErrorName(Result code, const char** name) {
     return *name = text, OK;
 }
 EXPORT cuGetErrorString(Result, const char** text) { return *text = shim::failure[0] ? shim::failure : "an error of the host's kernels", OK; }
+// For tests: kernels that were queued, or captured, on streams of this priority.
+extern "C" __attribute__((visibility("default"))) u64 shim_queued(int priority) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    return queued[priority];
+}

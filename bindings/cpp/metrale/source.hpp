@@ -27,6 +27,9 @@ struct load_options {
     std::string precision;
     std::uint64_t prefix_bytes = 0;
     std::uint32_t kv_type = METRALE_KV_DEFAULT;
+    std::uint32_t device = 0;
+    std::uint64_t device_bytes = 0;
+    std::uint64_t flags = 0; // METRALE_LOAD_*
 
     // As the library takes them; points into this object.
     metrale_load_options c() const {
@@ -47,6 +50,9 @@ struct load_options {
         if (!precision.empty()) out.precision = precision.c_str();
         out.prefix_bytes = prefix_bytes;
         out.kv_type = kv_type;
+        out.device = device;
+        out.device_bytes = device_bytes;
+        out.flags = flags;
         return out;
     }
 

@@ -32,6 +32,14 @@ public struct LoadOptions: Sendable {
     public var memory: UInt64 = 0
     /// Most bytes kept of prompts, so that one that begins like an earlier one is not computed again.
     public var prefixBytes: UInt64 = 0
+    /// The device that computes; 0 is the processor.
+    public var device: UInt32 = 0
+    /// Most bytes of that device that model and one sequence may take; 0 takes what is free there.
+    public var deviceBytes: UInt64 = 0
+    /// On a device, other work of the process goes first.
+    public var lowPriority = false
+    /// On a device, the same bits alone and in any batch; slower.
+    public var deterministic = false
     /// Every weight decoded to its exact value, activations and cache in f32.
     public var exact = false
     /// What keys and values are kept in.
@@ -58,6 +66,10 @@ final class Loading: @unchecked Sendable { // the handle may be used on any thre
         wanted.context = options.context
         wanted.memory = options.memory
         wanted.prefix_bytes = options.prefixBytes
+        wanted.device = options.device
+        wanted.device_bytes = options.deviceBytes
+        if options.deterministic { wanted.flags |= UInt64(METRALE_LOAD_DETERMINISTIC) }
+        if options.lowPriority { wanted.flags |= UInt64(METRALE_LOAD_LOW_PRIORITY) }
         wanted.compute = options.exact ? UInt32(METRALE_COMPUTE_F32) : UInt32(METRALE_COMPUTE_DEFAULT)
         wanted.kv_type = options.kv.rawValue
         if options.progress != nil {
