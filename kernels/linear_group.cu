@@ -7,7 +7,7 @@
 #include "common/sm90.cuh"
 #include "formats/fragments.cuh"
 
-static const u32 WARPS = 8, PANELS = WARPS, ATOM = 1024, STAGE_BYTES = 2048;
+static const u32 WARPS = 8, PANELS = WARPS, ATOM = 1024;
 
 // The part that a block's panels are in, and the first of them there. Each part begins a new block.
 DEVICE const Part& part_of(const TensorArgs& a, u32& panel) {
@@ -23,6 +23,9 @@ DEVICE const Part& part_of(const TensorArgs& a, u32& panel) {
 #if SM90
 // What a lane has of a panel's stage: rows 2 (lane / 4) and the next, the k's of its lane % 4 in each step of 16.
 struct Bf16Group {
+    typedef NoScales Scales;
+    static const u32 BYTES = 2048;
+    static DEVICE const u8* codes(const Part&, const u8* panel) { return panel; }
     u32 w[4][4];
     DEVICE void load(const u8* stage) {
         stage += lane() % 4 * 64 + lane() / 4 * 8;
@@ -38,6 +41,9 @@ struct Bf16Group {
 };
 // Pairs of k's come from two words.
 struct F16Group {
+    typedef NoScales Scales;
+    static const u32 BYTES = 2048;
+    static DEVICE const u8* codes(const Part&, const u8* panel) { return panel; }
     u32 w[4][4];
     DEVICE void load(const u8* stage) {
         stage += lane() % 4 * 64 + lane() / 4 * 4;
@@ -57,6 +63,49 @@ struct F16Group {
             }
     }
     DEVICE void multiply(float (&d)[64], Operand x, u32 step) const { group_f16(d, w[step], x, true); }
+};
+
+// A word has a pair of k's of both rows.
+struct F8Group {
+    typedef F8Scales Scales;
+    static const u32 BYTES = 1024;
+    static DEVICE const u8* codes(const Part& p, const u8* panel) { return panel + f8_front(p); }
+    u32 raw[8];
+    DEVICE void load(const u8* stage) {
+        stage += lane() % 4 * 32 + lane() / 4 * 4;
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) raw[i] = load4_once(stage + i * 128);
+    }
+    // Into registers of their own, while products of others are on their way.
+    DEVICE void decode(u32 (&w)[4][4]) const {
+#pragma unroll
+        for (u32 s = 0; s < 4; s++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) w[s][i] = bf16_of_e4m3(raw[2 * s + i / 2] >> i % 2 * 16);
+    }
+};
+
+// What the sums of a lane's two rows are multiples of, as in linear_wide.cu: the scales of the run that is met.
+struct GroupUnits {
+    const u8* panel;
+    Words2 now, next;
+    DEVICE Words2 load(u32 k) const { return load8(panel + k / F8_RUN * 64 + lane() / 4 * 8); }
+    DEVICE void begin(const u8* at) {
+        panel = at;
+        next = load(0), now = next;
+    }
+    // To the run that has been loaded; the one after it begins at k. Gives back what sums are to be multiplied by.
+    DEVICE Words2 turn(u32 k, u32 cols) {
+        Words2 ratio = {bits_of(over(float_of(now.x), float_of(next.x))), bits_of(over(float_of(now.y), float_of(next.y)))};
+        now = next;
+        next = load(k < cols ? k : 0);
+        return ratio;
+    }
+    static DEVICE void apply(float (&acc)[64], Words2 ratio) {
+        group_results(acc);
+#pragma unroll
+        for (u32 i = 0; i < 64; i++) acc[i] *= float_of(i % 4 < 2 ? ratio.x : ratio.y);
+    }
 };
 
 // HALVES: of 128 rows of x.
@@ -91,27 +140,57 @@ template <class F, u32 HALVES, u32 STAGES> DEVICE void multiply_group(const Tens
     }
     registers_up<240>();
     u32 last = panels_of(p) - 1, mine = panel + warp;
-    const u8* weights = panel_at(p, mine < last ? mine : last);
-    auto at_stage = [&](u32 s) { return weights + (u64)(s < stages ? s % per_limb : 0) * STAGE_BYTES; };
+    const u8 *scales = panel_at(p, mine < last ? mine : last), *weights = F::codes(p, scales);
+    auto at_stage = [&](u32 s) { return weights + (u64)(s < stages ? s % per_limb : 0) * F::BYTES; };
+    auto x_at = [&](u32 slot, u32 h, u32 step) { return operand_of_rows(memory + slot * TILE + h * 128 * 128, step); };
+    GroupUnits units = {};
     float acc[HALVES][64] = {};
     F raw[DEPTH];
 #pragma unroll
     for (u32 i = 0; i < DEPTH - 1; i++) raw[i].load(at_stage(i));
+    // Operands of two stages, where they are decoded.
+    u32 w[2][4][4];
+    if constexpr (F::Scales::ANY) {
+        units.begin(scales);
+        raw[0].decode(w[0]);
+    }
     for (u32 first = 0; first < stages; first += DEPTH) {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; i++) {
             u32 s = first + i, slot = s % STAGES;
             if (s >= stages) break;
-            raw[i].arrange();
-            barrier_wait(&full[slot], s / STAGES & 1);
-            group_begin();
+            if constexpr (F::Scales::ANY) {
+                // Whole runs of two stages each: a constant for each turn of the loop, without which the compiler lets products wait.
+                const bool turns = i % 2 == 0;
+                Words2 ratio = {};
+                if (turns) ratio = units.turn(s % per_limb * 64 + F8_RUN, p.cols);
+                barrier_wait(&full[slot], s / STAGES & 1);
+                if (turns) {
+                    group_wait<0>();
 #pragma unroll
-            for (u32 step = 0; step < 4; step++)
+                    for (u32 h = 0; h < HALVES; h++) units.apply(acc[h], ratio);
+                }
+                group_begin();
 #pragma unroll
-                for (u32 h = 0; h < HALVES; h++) raw[i].multiply(acc[h], operand_of_rows(memory + slot * TILE + h * 128 * 128, step), step);
-            group_commit();
-            // The stage before is done: its slot and its registers are free. No operand may be arranged while a product is on its way.
-            group_wait<F::ARRANGED ? 1 : 0>();
+                for (u32 step = 0; step < 4; step++)
+#pragma unroll
+                    for (u32 h = 0; h < HALVES; h++) group_bf16(acc[h], w[i % 2][step], x_at(slot, h, step), true);
+                group_commit();
+                // The stage before is done: its slot and its operands are free.
+                group_wait<1>();
+                raw[(i + 1) % DEPTH].decode(w[(i + 1) % 2]);
+            } else {
+                raw[i].arrange();
+                barrier_wait(&full[slot], s / STAGES & 1);
+                group_begin();
+#pragma unroll
+                for (u32 step = 0; step < 4; step++)
+#pragma unroll
+                    for (u32 h = 0; h < HALVES; h++) raw[i].multiply(acc[h], x_at(slot, h, step), step);
+                group_commit();
+                // As above. No operand may be arranged in place while a product is on its way.
+                group_wait<F::ARRANGED ? 1 : 0>();
+            }
             if (s > 0 && lane() == 0) barrier_arrive(&empty[(s - 1) % STAGES]);
             raw[(i + DEPTH - 1) % DEPTH].load(at_stage(s + DEPTH - 1));
         }
@@ -123,6 +202,7 @@ template <class F, u32 HALVES, u32 STAGES> DEVICE void multiply_group(const Tens
     u32 n = mine * 16 + lane() / 4 * 2;
     if (n >= p.rows) return;
     bool both = n + 1 < p.rows;
+    float unit[2] = {F::Scales::ANY ? float_of(units.now.x) : 1.0f, F::Scales::ANY ? float_of(units.now.y) : 1.0f};
     float bias[2] = {a.bias ? a.bias[p.first + n] : 0.0f, a.bias && both ? a.bias[p.first + n + 1] : 0.0f};
 #pragma unroll
     for (u32 h = 0; h < HALVES; h++)
@@ -134,7 +214,7 @@ template <class F, u32 HALVES, u32 STAGES> DEVICE void multiply_group(const Tens
                 if (a.first + at >= rows) continue;
                 float factor = a.exponents ? a.exponents[at] : 1.0f;
                 float* y = row_at(a.y, a.first + at) + p.first + n;
-                float v[2] = {acc[h][4 * j + c] * factor + bias[0], acc[h][4 * j + 2 + c] * factor + bias[1]};
+                float v[2] = {acc[h][4 * j + c] * (factor * unit[0]) + bias[0], acc[h][4 * j + 2 + c] * (factor * unit[1]) + bias[1]};
                 if (both && (u64)y % 8 == 0) {
                     *(Words2*)y = {bits_of(v[0]), bits_of(v[1])};
                 } else {
@@ -155,4 +235,6 @@ GROUP(group_bf16_128, Bf16Group, 1, 8)
 GROUP(group_bf16_256, Bf16Group, 2, 6)
 GROUP(group_f16_128, F16Group, 1, 8)
 GROUP(group_f16_256, F16Group, 2, 6)
+GROUP(group_f8_128, F8Group, 1, 8)
+GROUP(group_f8_256, F8Group, 2, 6)
 #endif

@@ -192,7 +192,7 @@ impl Format {
     fn of(part: &Part, rounds: bool) -> Format {
         let (order, limbs, integer) = match part.kind {
             // Three pieces of bfloat16 are all bits of an f32; two of f16 and the row's exponent are nearly all.
-            LayoutKind::F32 | LayoutKind::Bf16 => (Order::Bf16, if rounds { 1 } else { 3 }, false),
+            LayoutKind::F32 | LayoutKind::Bf16 | LayoutKind::F8 => (Order::Bf16, if rounds { 1 } else { 3 }, false),
             LayoutKind::F16 => (Order::F16, 2, false),
             LayoutKind::I8 => (Order::I8, 1, true),
             LayoutKind::I4 => (Order::I4, 1, true),
@@ -289,9 +289,11 @@ fn group_kernels(part: &Part, gpu: &Gpu<'_>) -> Option<[Block; 2]> {
     let names = match part.kind {
         LayoutKind::Bf16 => ["group_bf16_128", "group_bf16_256"],
         LayoutKind::F16 => ["group_f16_128", "group_f16_256"],
+        LayoutKind::F8 => ["group_f8_128", "group_f8_256"],
         _ => return None,
     };
-    if !gpu.has_groups() || !part.cols.is_multiple_of(64) {
+    // Stages of 64; of 8-bit floats whole runs.
+    if !gpu.has_groups() || !part.cols.is_multiple_of(part.block.max(64)) {
         return None;
     }
     let block = |name, rows: usize, stages: usize| Block {
@@ -357,6 +359,7 @@ fn ahead(part: &Part, tiles: usize) -> usize {
     let by_tiles: [usize; 3] = match (part.kind, part.block) {
         (LayoutKind::F32 | LayoutKind::Bf16, _) => [8, 8, 8],
         (LayoutKind::F16, _) => [6, 6, 6],
+        (LayoutKind::F8, _) => [12, 8, 8],
         (LayoutKind::I8, 32) => [6, 4, 3],
         (_, 32) => [8, 6, 3],
         _ => [4, 3, 3],
@@ -369,6 +372,8 @@ fn stage_bytes(part: &Part) -> usize {
     let scales = if part.block == 16 { 128 } else { 64 } * (1 + part.min as usize);
     match part.kind {
         LayoutKind::F32 | LayoutKind::Bf16 | LayoutKind::F16 => 1024,
+        // Scales lie in front of the panel.
+        LayoutKind::F8 => 512,
         LayoutKind::I8 => 1024 + scales,
         LayoutKind::I4 | LayoutKind::Table => 512 + scales,
     }
@@ -387,6 +392,7 @@ fn tensor_kernels(part: &Part) -> ([&'static str; 3], [&'static str; 2]) {
     match (part.kind, part.block, part.min) {
         (LayoutKind::F32 | LayoutKind::Bf16, ..) => named!("bf16", "32"),
         (LayoutKind::F16, ..) => named!("f16", "32"),
+        (LayoutKind::F8, ..) => named!("f8", "32"),
         (LayoutKind::I8, 16, 0) => named!("i8_half", "16"),
         (LayoutKind::I8, 16, _) => named!("i8_half_min", "16"),
         (LayoutKind::I8, _, 0) => named!("i8", "16"),
@@ -417,6 +423,7 @@ fn vector_kernels(part: &Part) -> [Kernel; 2] {
         (LayoutKind::F32, ..) => ["vector_f32_1", "vector_f32_4"],
         (LayoutKind::Bf16, ..) => ["vector_bf16_1", "vector_bf16_4"],
         (LayoutKind::F16, ..) => ["vector_f16_1", "vector_f16_4"],
+        (LayoutKind::F8, ..) => ["vector_f8_1", "vector_f8_4"],
         (LayoutKind::I8, 16, 0) => ["vector_i8_half_1", "vector_i8_half_4"],
         (LayoutKind::I8, 16, _) => ["vector_i8_half_min_1", "vector_i8_half_min_4"],
         (LayoutKind::I8, _, 0) => ["vector_i8_1", "vector_i8_4"],
@@ -442,7 +449,7 @@ const MOST_WARPS: usize = 8;
 /// Blocks that a multiprocessor has at a time, as kernels/linear_vector.cu says.
 fn resident(part: &Part) -> usize {
     match (part.kind, part.block, part.min) {
-        (LayoutKind::I8, ..) | (LayoutKind::I4, 16, 1) | (LayoutKind::Table, 16, _) => 2,
+        (LayoutKind::F8 | LayoutKind::I8, ..) | (LayoutKind::I4, 16, 1) | (LayoutKind::Table, 16, _) => 2,
         _ => 3,
     }
 }
@@ -455,6 +462,7 @@ fn vector(op: &Linear, gpu: &Gpu<'_>, parts: &[Part]) -> Result<()> {
     let step = match parts[0].kind {
         LayoutKind::F32 => 8,
         LayoutKind::Bf16 | LayoutKind::F16 => 16,
+        LayoutKind::F8 => 128,
         _ => 256,
     };
     let panels = panels(parts);
