@@ -83,7 +83,7 @@ struct F16Lines : FloatLines {
     }
 };
 
-// Four lines of codes, which share their scales. One row is scaled as a sum of them; for more, weights are.
+// Four lines of codes, which share their scales. (A single row has a way of its own: linear_vector.cu.)
 struct F8Lines : FloatLines {
     struct W {
         Words4 w[4];
@@ -91,7 +91,7 @@ struct F8Lines : FloatLines {
         float scale;
     };
     static const u32 STEP = F8_RUN, ROWS = 8;
-    static DEVICE constexpr u32 ahead(u32 rows) { return rows > 1 ? 2 : 4; }
+    static DEVICE constexpr u32 ahead(u32) { return 2; }
     static DEVICE W load(const Part& p, const u8* panel, u32 step) {
         W w = {};
         const u8* codes = panel + f8_front(p) + (u64)step * 2048 + lane() * 16;
@@ -102,10 +102,9 @@ struct F8Lines : FloatLines {
         return w;
     }
     template <u32 R> static DEVICE void add(float (&acc)[R][8], const Part& p, const W& w, const X& x, u32 step, u32 count) {
-        float scale[8], part[R][8] = {};
+        float scale[8];
 #pragma unroll
         for (u32 j = 0; j < 8; j++) scale[j] = shuffle(w.scale, lane() % 2 * 8 + j);
-        float (&sum)[R][8] = R > 1 ? acc : part;
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             u32 k = step * STEP + i * 32 + lane() / 2 * 2;
@@ -119,17 +118,13 @@ struct F8Lines : FloatLines {
             for (u32 j = 0; j < 8; j++) {
                 u32 pair = pair_e4m3(words[j / 2] >> j % 2 * 16);
                 float low = low_f16(pair), high = high_f16(pair);
-                if (R > 1) low = times(low, scale[j]), high = times(high, scale[j]);
+                low = times(low, scale[j]), high = times(high, scale[j]);
 #pragma unroll
                 for (u32 r = 0; r < R; r++) {
-                    sum[r][j] = fused(low, float_of(v[r].x), sum[r][j]);
-                    sum[r][j] = fused(high, float_of(v[r].y), sum[r][j]);
+                    acc[r][j] = fused(low, float_of(v[r].x), acc[r][j]);
+                    acc[r][j] = fused(high, float_of(v[r].y), acc[r][j]);
                 }
             }
-        }
-        if constexpr (R == 1) {
-#pragma unroll
-            for (u32 j = 0; j < 8; j++) acc[0][j] = fused(part[0][j], scale[j], acc[0][j]);
         }
     }
 };

@@ -466,11 +466,14 @@ fn vector(op: &Linear, gpu: &Gpu<'_>, parts: &[Part]) -> Result<()> {
         _ => 256,
     };
     let panels = panels(parts);
+    // One row of activations for tensor cores; more of them than there is room for go the other way.
+    let shared = if parts[0].kind == LayoutKind::F8 && rows == 1 { (parts[0].cols as usize).div_ceil(step) * 516 } else { 0 };
+    let (kernel, together, shared) = if shared > gpu.shared() - (2 << 10) { (four, 4, 0) } else { (kernel, together, shared) };
     let threads = 32 * warps((parts[0].cols as usize).div_ceil(step));
     let mut part = [Part::NONE; TOGETHER];
     part[..parts.len()].copy_from_slice(parts);
     let (x, q, y, bias) = (gpu.view(op.x), gpu.view(op.q), gpu.view(op.y), gpu.vector(op.bias));
     let args = VectorArgs { x, q, y, bias, parts: parts.len() as u32, panels: panels as u32, part };
     let blocks = panels.min(gpu.processors() * resident(&parts[0]));
-    gpu.launch(kernel, Grid::new([blocks, rows.div_ceil(together), 1], threads).early(), &args)
+    gpu.launch(kernel, Grid::new([blocks, rows.div_ceil(together), 1], threads).shared(shared).early(), &args)
 }
