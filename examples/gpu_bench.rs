@@ -1,9 +1,11 @@
 //! Speed of a model's shapes on an NVIDIA device, as shares of what its memory gives a plain read in the same run.
 //!
-//!     gpu_bench [--types BF16,Q8_0] [--batches 1,8,32] [--prompt 2048] [--layers 36] [--steps 64] [--device 1] [--threads N] [CONFIG]
+//!     gpu_bench [--types BF16,Q8_0] [--batches 1,8,32] [--prompt 2048] [--layers 36] [--steps 64] [--device 1] [--threads N] [--kernels] [CONFIG]
 //!
 //! CONFIG is a folder with `config.json`; without it the shapes are those of Qwen3-8B. Weights are random. A row tells tokens a second, the time
-//! and the bytes of a step (weights and cached positions), their share of the read, and the host's part of a step.
+//! and the bytes of a step (weights and cached positions), their share of the read, and the host's part of a step: what is not spent waiting for
+//! the device, the median, the mean and the most of the steps (a step that captures a graph for more positions, or takes new pages, is among them).
+//! With `--kernels` a prompt and a step of each batch are run once more, and what each kernel takes is told; kernels do not overlap then.
 
 use metrale::backend::cuda::{Device, Stream, read_bandwidth};
 use metrale::engine::{self, Chooser, Sequence, SequenceOptions, decode_step};
@@ -26,6 +28,7 @@ struct Arguments {
     steps: usize,
     device: usize,
     threads: usize,
+    kernels: bool,
     config: Option<PathBuf>,
 }
 
@@ -38,6 +41,7 @@ fn arguments() -> Result<Arguments, String> {
         steps: 64,
         device: 1,
         threads: 0,
+        kernels: false,
         config: None,
     };
     let mut words = std::env::args().skip(1);
@@ -52,6 +56,7 @@ fn arguments() -> Result<Arguments, String> {
             "--steps" => a.steps = number(value()?)?,
             "--device" => a.device = number(value()?)?,
             "--threads" => a.threads = number(value()?)?,
+            "--kernels" => a.kernels = true,
             _ if word.starts_with('-') => return Err(format!("unknown option {word}")),
             _ => a.config = Some(word.into()),
         }
@@ -124,6 +129,12 @@ fn one(a: &Arguments, folder: &std::path::Path, dtype: DType, read: f64) -> metr
             flops / 1e12
         );
     }
+    if a.kernels {
+        let mut sequence = Sequence::new(&engine, &SequenceOptions::default())?;
+        engine.time_kernels();
+        sequence.prefill(&prompt)?;
+        print_times(&engine)?;
+    }
     for &batch in &a.batches {
         let mut sequences = Vec::new();
         for index in 0..batch {
@@ -140,7 +151,7 @@ fn one(a: &Arguments, folder: &std::path::Path, dtype: DType, read: f64) -> metr
             .collect();
         let mut tokens = vec![0; batch];
         let mut times = Vec::new();
-        let mut host = 0.0;
+        let mut host = Vec::new();
         for step in 0..a.steps + 8 {
             let waited = engine.device_waited()?;
             let started = Instant::now();
@@ -151,22 +162,41 @@ fn one(a: &Arguments, folder: &std::path::Path, dtype: DType, read: f64) -> metr
             // The first steps capture and warm up.
             if step >= 8 {
                 times.push(spent.as_secs_f64());
-                host += (spent.as_secs_f64() - (engine.device_waited()? - waited).as_secs_f64()).max(0.0);
+                host.push((spent.as_secs_f64() - (engine.device_waited()? - waited).as_secs_f64()).max(0.0) * 1e6);
             }
         }
         times.sort_by(f64::total_cmp);
+        host.sort_by(f64::total_cmp);
         let (median, best) = (times[times.len() / 2], times[0]);
         let kv = kv_bytes(&engine) * batch as u64 * sequences[0].len() as u64;
         let moved = (bytes + kv) as f64;
         println!(
-            "  decode B={batch:<3}: {:>9.1} tokens/s  {:>8.3} ms (best {:.3})  {:>6.2} GB  {:>5.1} % of the read  host {:>5.1} us",
+            "  decode B={batch:<3}: {:>9.1} tokens/s  {:>8.3} ms (best {:.3})  {:>6.2} GB  {:>5.1} % of the read  host {:.1} us (mean {:.1}, most {:.0})",
             batch as f64 / median,
             median * 1e3,
             best * 1e3,
             moved / 1e9,
             100.0 * moved / median / read,
-            host / times.len() as f64 * 1e6,
+            host[host.len() / 2],
+            host.iter().sum::<f64>() / host.len() as f64,
+            host[host.len() - 1],
         );
+        if a.kernels {
+            engine.time_kernels();
+            let mut all: Vec<&mut Sequence> = sequences.iter_mut().collect();
+            decode_step(&mut all, &mut choosers.iter_mut().collect::<Vec<_>>(), &mut tokens)?;
+            print_times(&engine)?;
+        }
+    }
+    Ok(())
+}
+
+/// A line for each kernel that takes a hundredth or more.
+fn print_times(engine: &Arc<engine::Engine>) -> metrale::error::Result<()> {
+    let times = engine.kernel_times()?;
+    let all: f64 = times.iter().map(|t| t.milliseconds).sum();
+    for t in times.iter().filter(|t| t.milliseconds >= all / 100.0) {
+        println!("    {:<32} {:>4} x {:>8.1} us = {:>7.2} ms", t.name, t.launches, t.milliseconds * 1e3 / t.launches as f64, t.milliseconds);
     }
     Ok(())
 }

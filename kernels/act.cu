@@ -18,6 +18,5 @@ KERNEL_OF(256, act_mul, ActMulArgs) {
     begin();
     if (row >= rows) return;
     const float* up = a.up.data ? row_at(a.up, row) : nullptr;
-    float* y = row_at(a.y, row);
-    each_activated(a.act, row_at(a.gate, row), up, a.y.width, a.limit, a.slope, [&](u32 i, float v) { y[i] = v; });
+    each_activated(a.act, row_at(a.gate, row), up, a.y.width, a.limit, a.slope, [&](u32 i, float v) { store_one(a.y, row, i, v); });
 }

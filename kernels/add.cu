@@ -30,6 +30,5 @@ KERNEL_OF(1024, add_norm, AddNormArgs) {
     NormWeights w = norm_weights(a.weight, a.y.width);
     begin();
     if (row >= rows) return;
-    float* y = row_at(a.y, row);
-    add_and_norm(row_at(a.a, row), row_at(a.b, row), row_at(a.sum, row), a.weight, w, a.y.width, a.eps, scratch, [&](u32 i, float v) { y[i] = v; });
+    add_and_norm(row_at(a.a, row), row_at(a.b, row), row_at(a.sum, row), a.weight, w, a.y.width, a.eps, scratch, [&](u32 i, float v) { store_one(a.y, row, i, v); });
 }

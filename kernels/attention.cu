@@ -80,7 +80,7 @@ template <u32 G, bool HALF> DEVICE void attend_rows(const AttentionArgs& a, u8* 
     if (chunk >= chunks) {
         // A source without tokens gives zeros.
         if (chunk == 0)
-            for (u32 i = threadIdx.x; i < heads * value_dim; i += THREADS) row_at(a.y, row)[head * value_dim + i] = 0.0f;
+            for (u32 i = threadIdx.x; i < heads * value_dim; i += THREADS) store_one(a.y, row, head * value_dim + i, 0.0f);
         return;
     }
     float* q = (float*)memory;
@@ -232,7 +232,7 @@ template <u32 G, bool HALF> DEVICE void attend_rows(const AttentionArgs& a, u8* 
             float sink = a.sinks[head + g], now = largest(most[g], sink), factor = exponential(most[g] - now);
             divisor = (divisor * factor + exponential(sink - now)) / factor;
         }
-        row_at(a.y, row)[(head + g) * value_dim + d] = sum / divisor;
+        store_one(a.y, row, (head + g) * value_dim + d, sum / divisor);
     }
 }
 
@@ -268,6 +268,6 @@ KERNEL_OF(256, attention_combine, AttentionArgs) {
         float sum = 0.0f;
 #pragma unroll 8
         for (u32 c = 0; c < chunks; c++) sum = fused(weight[c], values[c * a.kv.value_dim + d], sum);
-        row_at(a.y, row)[head * a.kv.value_dim + d] = sum / total;
+        store_one(a.y, row, head * a.kv.value_dim + d, sum / total);
     }
 }

@@ -68,7 +68,7 @@ template <u32 D, u32 C, u32 WARPS, u32 AHEAD> DEVICE void decode_rows(const Atte
         wait_for_before();
         // A source without tokens gives zeros.
         if (chunk == 0)
-            for (u32 i = threadIdx.x; i < heads * D; i += WARPS * 32) row_at(a.y, row)[head * D + i] = 0.0f;
+            for (u32 i = threadIdx.x; i < heads * D; i += WARPS * 32) store_one(a.y, row, head * D + i, 0.0f);
         return;
     }
     const u8* const* pages = (const u8* const*)a.batch->pages[(u64)segment * a.batch->kv_states + a.state];
@@ -255,7 +255,7 @@ template <u32 D, u32 C, u32 WARPS, u32 AHEAD> DEVICE void decode_rows(const Atte
         }
         if (a.chunks == 1) {
             if (sink) sum += exponential(a.sinks[head + h] - peak);
-            row_at(a.y, row)[(head + h) * D + d] = value / sum;
+            store_one(a.y, row, (head + h) * D + d, value / sum);
             continue;
         }
         u64 index = ((u64)row * a.heads + head + h) * a.chunks + chunk;

@@ -202,12 +202,9 @@ template <bool SOFTCAP> DEVICE void attend_group(const AttentionArgs& a, u8* mem
         }
         // Nothing seen: an empty source.
         by = sum > 0.0f ? by / sum : 0.0f;
-        float* y = row_at(a.y, r.segment.first + r.first + row) + head * DIM + t * 2;
+        u32 to = r.segment.first + r.first + row, column = head * DIM + t * 2;
 #pragma unroll
-        for (u32 j = 0; j < 16; j++) {
-            y[j * 8] = out[4 * j + 2 * i] * by;
-            y[j * 8 + 1] = out[4 * j + 2 * i + 1] * by;
-        }
+        for (u32 j = 0; j < 16; j++) store_pair(a.y, to, column + j * 8, out[4 * j + 2 * i] * by, out[4 * j + 2 * i + 1] * by);
     }
 }
 

@@ -198,12 +198,11 @@ template <u32 ND, u32 LIMBS> DEVICE void attend_prompt(const AttentionArgs& a, u
         }
         // Nothing seen: an empty source.
         by = sum > 0.0f ? by / sum : 0.0f;
-        float* y = row_at(a.y, r.segment.first + r.first + row) + head * a.kv.value_dim;
+        u32 to = r.segment.first + r.first + row, column = head * a.kv.value_dim + t * 2;
 #pragma unroll
         for (u32 o = 0; o < ND; o++) {
             if (o >= octets) break;
-            y[o * 8 + t * 2] = out[o][2 * i] * by;
-            y[o * 8 + t * 2 + 1] = out[o][2 * i + 1] * by;
+            store_pair(a.y, to, column + o * 8, out[o][2 * i] * by, out[o][2 * i + 1] * by);
         }
     }
 }

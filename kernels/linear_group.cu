@@ -1,9 +1,9 @@
-// linear_group: y = W x + b for many rows on compute capability 9.0, floats by products of groups of four warps. Bound by the tensor cores.
+// linear_group: y = W x + b for many rows on compute capability 9.0, by products of groups of four warps. Bound by the tensor cores.
 //
 // A block computes 128 weight rows by 128 or 256 rows of x. Each of two groups has four panels, a warp one of them, which it reads from memory
-// straight into registers, three stages of 64 k's ahead. Activations lie in memory as shared memory wants them (prepare_group in
-// linear_prepare.cu), so that one thread of a third group brings a stage by one bulk copy.
-#include "common/rows.cuh"
+// straight into registers, three stages of 64 k's ahead; integers become f16 there. Activations lie in memory as shared memory wants them
+// (prepare_group and prepare_group_codes in linear_prepare.cu), so that one thread of a third group brings a stage by one bulk copy.
+#include "common/activation.cuh"
 #include "common/sm90.cuh"
 #include "formats/fragments.cuh"
 
@@ -21,68 +21,139 @@ DEVICE const Part& part_of(const TensorArgs& a, u32& panel) {
 }
 
 #if SM90
-// What a lane has of a panel's stage: rows 2 (lane / 4) and the next, the k's of its lane % 4 in each step of 16.
+// A format tells
+//   STAGE     bytes of a panel's 64 k's, behind FRONT bytes
+//   Raw       what a lane loads of them, for rows 2 (lane / 4) and the next
+//   READY     whether that is operand A as it is; else `operands` makes it, which no product may be reading then
+//   multiply  by 128 rows of x.
+// Which k's a step of 16 meets is the format's choice, and that of prepare_group and prepare_group_codes.
 struct Bf16Group {
-    typedef NoScales Scales;
-    static const u32 BYTES = 2048;
-    static DEVICE const u8* codes(const Part&, const u8* panel) { return panel; }
-    u32 w[4][4];
-    DEVICE void load(const u8* stage) {
+    struct Raw {
+        u32 w[4][4];
+    };
+    static const u32 STAGE = 2048, FRONT = 0;
+    static const bool READY = true, INTEGER = false;
+    static DEVICE void load(Raw& r, const u8* stage) {
         stage += lane() % 4 * 64 + lane() / 4 * 8;
 #pragma unroll
         for (u32 s = 0; s < 4; s++) {
             Words2 low = load8_once(stage + s * 512), high = load8_once(stage + s * 512 + 256);
-            w[s][0] = low.x, w[s][1] = low.y, w[s][2] = high.x, w[s][3] = high.y;
+            r.w[s][0] = low.x, r.w[s][1] = low.y, r.w[s][2] = high.x, r.w[s][3] = high.y;
         }
     }
-    static const bool ARRANGED = true;
-    DEVICE void arrange() {}
-    DEVICE void multiply(float (&d)[64], Operand x, u32 step) const { group_bf16(d, w[step], x, true); }
+    static DEVICE void multiply(float (&d)[64], const u32 (&w)[4], Operand x) { group_bf16(d, w, x, true); }
 };
 // Pairs of k's come from two words.
 struct F16Group {
-    typedef NoScales Scales;
-    static const u32 BYTES = 2048;
-    static DEVICE const u8* codes(const Part&, const u8* panel) { return panel; }
-    u32 w[4][4];
-    DEVICE void load(const u8* stage) {
+    struct Raw {
+        u32 w[4][4];
+    };
+    static const u32 STAGE = 2048, FRONT = 0;
+    static const bool READY = false, INTEGER = false;
+    static DEVICE void load(Raw& r, const u8* stage) {
         stage += lane() % 4 * 64 + lane() / 4 * 4;
 #pragma unroll
         for (u32 s = 0; s < 4; s++)
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) w[s][i] = load4_once(stage + s * 512 + i / 2 * 256 + i % 2 * 32);
+            for (u32 i = 0; i < 4; i++) r.w[s][i] = load4_once(stage + s * 512 + i / 2 * 256 + i % 2 * 32);
     }
-    static const bool ARRANGED = false;
-    DEVICE void arrange() {
+    static DEVICE void operands(const Part&, const Raw& r, u32 (&to)[4][4]) {
 #pragma unroll
         for (u32 s = 0; s < 4; s++)
 #pragma unroll
             for (u32 i = 0; i < 4; i += 2) {
-                u32 low = permute(w[s][i], w[s][i + 1], 0x5410), high = permute(w[s][i], w[s][i + 1], 0x7632);
-                w[s][i] = low, w[s][i + 1] = high;
+                to[s][i] = permute(r.w[s][i], r.w[s][i + 1], 0x5410), to[s][i + 1] = permute(r.w[s][i], r.w[s][i + 1], 0x7632);
             }
     }
-    DEVICE void multiply(float (&d)[64], Operand x, u32 step) const { group_f16(d, w[step], x, true); }
+    static DEVICE void multiply(float (&d)[64], const u32 (&w)[4], Operand x) { group_f16(d, w, x, true); }
+};
+// Codes as f16, times their block's scale, less its minimum, rounded once; scales are at most 256, so f16 holds products. A lane has words of four codes: the first and third are a pair, and the
+// second and fourth.
+template <LayoutKind KIND, bool HALF, bool MIN> struct IntegerGroup {
+    typedef IntegerLines<KIND, HALF, MIN> Lines;
+    static const u32 WORDS = KIND == LAYOUT_I8 ? 8 : 4, BLOCKS = HALF ? 4 : 2, STAGE = Lines::STRETCH, FRONT = GAINS;
+    static const bool READY = false, INTEGER = true;
+    struct Raw {
+        // Of both rows.
+        Words2 codes[WORDS / 2];
+        u32 scale[BLOCKS], min[MIN ? BLOCKS : 1];
+    };
+    static DEVICE void load(Raw& r, const u8* stage) {
+        const u8* scales = stage + lane() / 4 * 4;
+        const u8* codes = stage + STAGE - Lines::CODES + lane() % 4 * 64 + lane() / 4 * 8;
+#pragma unroll
+        for (u32 i = 0; i < WORDS / 2; i++) r.codes[i] = load8_once(codes + i * 256);
+#pragma unroll
+        for (u32 b = 0; b < BLOCKS; b++) {
+            r.scale[b] = load4_once(scales + b * 32);
+            if (MIN) r.min[b] = load4_once(scales + Lines::SCALES + b * 32);
+        }
+    }
+    // Four codes of a row, the word's low or high halves of bytes where it has eight.
+    static DEVICE u32 bytes_of(const Part& p, u32 word, u32 half) {
+        if (KIND == LAYOUT_I8) return word;
+        if (KIND == LAYOUT_I4) return (half ? word >> 4 : word) & 0x0f0f0f0f;
+        u32 even, odd;
+        Lines::look_up(p, word, even, odd);
+        return permute(even, odd, half ? 0x7531 : 0x6420) ^ 0x80808080;
+    }
+    static DEVICE void operands(const Part& p, const Raw& r, u32 (&to)[4][4]) {
+        // 1024 and what was added to codes.
+        const u32 BASE = KIND == LAYOUT_I4 ? MIN ? 0x64006400 : 0x64086408 : 0x64806480;
+#pragma unroll
+        for (u32 row = 0; row < 2; row++) {
+            u32 scale[BLOCKS], min[BLOCKS];
+#pragma unroll
+            for (u32 b = 0; b < BLOCKS; b++) {
+                scale[b] = permute(r.scale[b], 0, row ? 0x3232 : 0x1010);
+                min[b] = MIN ? permute(r.min[b], 0, row ? 0x3232 : 0x1010) ^ 0x80008000 : 0;
+            }
+#pragma unroll
+            for (u32 s = 0; s < 4; s++) {
+                // Eight codes of a word of half bytes are of 32 k's, four in a step; their halves of 16 are those of lanes.
+                u32 word = WORDS == 8 ? s : s / 2, b = !HALF ? s / 2 : KIND == LAYOUT_I8 ? s : 0;
+                u32 bytes = bytes_of(p, row ? r.codes[word].y : r.codes[word].x, s % 2);
+                u32 by = scale[b], less = min[b];
+                if (HALF && KIND != LAYOUT_I8) {
+                    bool second = lane() % 4 / 2;
+                    by = second ? scale[s / 2 * 2 + 1] : scale[s / 2 * 2], less = second ? min[s / 2 * 2 + 1] : min[s / 2 * 2];
+                }
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) {
+                    u32 codes = less_f16(permute(bytes, 0x64, i ? 0x4341 : 0x4240), BASE);
+                    to[s][i * 2 + row] = MIN ? fused_f16(codes, by, less) : times_f16(codes, by);
+                }
+            }
+        }
+    }
+    static DEVICE void multiply(float (&d)[64], const u32 (&w)[4], Operand x) { group_f16(d, w, x, true); }
 };
 
-// A word has a pair of k's of both rows.
+// 8-bit floats as bfloat16, without their scales. A word has a pair of k's of both rows.
 struct F8Group {
-    typedef F8Scales Scales;
-    static const u32 BYTES = 1024;
-    static DEVICE const u8* codes(const Part& p, const u8* panel) { return panel + f8_front(p); }
-    u32 raw[8];
-    DEVICE void load(const u8* stage) {
+    struct Raw {
+        u32 w[8];
+    };
+    static const u32 STAGE = 1024, FRONT = 0;
+    static const bool READY = false, INTEGER = false;
+    static DEVICE void load(Raw& r, const u8* stage) {
         stage += lane() % 4 * 32 + lane() / 4 * 4;
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) raw[i] = load4_once(stage + i * 128);
+        for (u32 i = 0; i < 8; i++) r.w[i] = load4_once(stage + i * 128);
     }
-    // Into registers of their own, while products of others are on their way.
-    DEVICE void decode(u32 (&w)[4][4]) const {
+    static DEVICE void operands(const Part&, const Raw& r, u32 (&to)[4][4]) {
 #pragma unroll
         for (u32 s = 0; s < 4; s++)
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) w[s][i] = bf16_of_e4m3(raw[2 * s + i / 2] >> i % 2 * 16);
+            for (u32 i = 0; i < 4; i++) to[s][i] = bf16_of_e4m3(r.w[2 * s + i / 2] >> i % 2 * 16);
     }
+    static DEVICE void multiply(float (&d)[64], const u32 (&w)[4], Operand x) { group_bf16(d, w, x, true); }
+};
+template <class F> struct IsF8 {
+    static const bool YES = false;
+};
+template <> struct IsF8<F8Group> {
+    static const bool YES = true;
 };
 
 // What the sums of a lane's two rows are multiples of, as in linear_wide.cu: the scales of the run that is met.
@@ -108,19 +179,20 @@ struct GroupUnits {
     }
 };
 
-// HALVES: of 128 rows of x.
-template <class F, u32 HALVES, u32 STAGES> DEVICE void multiply_group(const TensorArgs& a, u8* memory) {
+// A block's 128 weight rows, panel `mine` of part `p` for each warp, by HALVES times 128 rows of x from `row` on. `store` is called by the groups
+// that multiply, with a warp's sums; the ring is theirs from then on, once all their threads have come to `done`.
+template <class F, u32 HALVES, u32 STAGES, class Store>
+DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, u32 mine, u32 row, Store store) {
     const u32 TILE = HALVES * 128 * 128, DEPTH = 4;
     memory += (0u - shared_address(memory)) % ATOM;
-    Barrier *full = (Barrier*)(memory + STAGES * TILE), *empty = full + STAGES;
-    u32 warp = threadIdx.x / 32, panel = blockIdx.y * PANELS, row = blockIdx.x * HALVES * 128;
-    const Part& p = part_of(a, panel);
-    u32 rows = *a.y.rows, per_limb = p.cols / 64, stages = per_limb * a.limbs;
+    Barrier *full = (Barrier*)(memory + STAGES * TILE), *empty = full + STAGES, *done = empty + STAGES;
+    u32 warp = threadIdx.x / 32, rows = *a.y.rows, per_limb = p.cols / 64, stages = per_limb * a.limbs;
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(&full[i], 1);
             barrier_init(&empty[i], WARPS);
         }
+        barrier_init(done, WARPS * 32);
         barriers_ready();
     }
     barrier();
@@ -139,102 +211,175 @@ template <class F, u32 HALVES, u32 STAGES> DEVICE void multiply_group(const Tens
         return;
     }
     registers_up<240>();
-    u32 last = panels_of(p) - 1, mine = panel + warp;
-    const u8 *scales = panel_at(p, mine < last ? mine : last), *weights = F::codes(p, scales);
-    auto at_stage = [&](u32 s) { return weights + (u64)(s < stages ? s % per_limb : 0) * F::BYTES; };
-    auto x_at = [&](u32 slot, u32 h, u32 step) { return operand_of_rows(memory + slot * TILE + h * 128 * 128, step); };
+    u32 last = panels_of(p) - 1;
+    const bool SCALED = IsF8<F>::YES;
+    const u8* weights = panel_at(p, mine < last ? mine : last);
     GroupUnits units = {};
+    if (SCALED) units.begin(weights), weights += f8_front(p);
+    auto at_stage = [&](u32 s) { return weights + F::FRONT + (u64)(s < stages ? s % per_limb : 0) * F::STAGE; };
     float acc[HALVES][64] = {};
-    F raw[DEPTH];
+    typename F::Raw raw[DEPTH];
+    // Those of 8-bit floats are made while the products of the stage before are on their way.
+    u32 operands[SCALED ? 2 : 1][4][4];
 #pragma unroll
-    for (u32 i = 0; i < DEPTH - 1; i++) raw[i].load(at_stage(i));
-    // Operands of two stages, where they are decoded.
-    u32 w[2][4][4];
-    if constexpr (F::Scales::ANY) {
-        units.begin(scales);
-        raw[0].decode(w[0]);
-    }
+    for (u32 i = 0; i < DEPTH - 1; i++) F::load(raw[i], at_stage(i));
+    if constexpr (SCALED) F::operands(p, raw[0], operands[0]);
     for (u32 first = 0; first < stages; first += DEPTH) {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; i++) {
             u32 s = first + i, slot = s % STAGES;
             if (s >= stages) break;
-            if constexpr (F::Scales::ANY) {
-                // Whole runs of two stages each: a constant for each turn of the loop, without which the compiler lets products wait.
-                const bool turns = i % 2 == 0;
-                Words2 ratio = {};
-                if (turns) ratio = units.turn(s % per_limb * 64 + F8_RUN, p.cols);
-                barrier_wait(&full[slot], s / STAGES & 1);
-                if (turns) {
-                    group_wait<0>();
+            if constexpr (!F::READY && !SCALED) F::operands(p, raw[i], operands[0]);
+            // Whole runs of two stages each: a constant for each turn of the loop.
+            Words2 ratio = {};
+            if (SCALED && i % 2 == 0) ratio = units.turn(s % per_limb * 64 + F8_RUN, p.cols);
+            barrier_wait(&full[slot], s / STAGES & 1);
+            if (SCALED && i % 2 == 0) {
+                group_wait<0>();
 #pragma unroll
-                    for (u32 h = 0; h < HALVES; h++) units.apply(acc[h], ratio);
-                }
-                group_begin();
-#pragma unroll
-                for (u32 step = 0; step < 4; step++)
-#pragma unroll
-                    for (u32 h = 0; h < HALVES; h++) group_bf16(acc[h], w[i % 2][step], x_at(slot, h, step), true);
-                group_commit();
-                // The stage before is done: its slot and its operands are free.
-                group_wait<1>();
-                raw[(i + 1) % DEPTH].decode(w[(i + 1) % 2]);
-            } else {
-                raw[i].arrange();
-                barrier_wait(&full[slot], s / STAGES & 1);
-                group_begin();
-#pragma unroll
-                for (u32 step = 0; step < 4; step++)
-#pragma unroll
-                    for (u32 h = 0; h < HALVES; h++) raw[i].multiply(acc[h], x_at(slot, h, step), step);
-                group_commit();
-                // As above. No operand may be arranged in place while a product is on its way.
-                group_wait<F::ARRANGED ? 1 : 0>();
+                for (u32 h = 0; h < HALVES; h++) units.apply(acc[h], ratio);
             }
+            group_begin();
+#pragma unroll
+            for (u32 step = 0; step < 4; step++)
+#pragma unroll
+                for (u32 h = 0; h < HALVES; h++) {
+                    Operand x = operand_of_rows(memory + slot * TILE + h * 128 * 128, step);
+                    if constexpr (F::READY) F::multiply(acc[h], raw[i].w[step], x);
+                    else F::multiply(acc[h], operands[SCALED ? i % 2 : 0][step], x);
+                }
+            group_commit();
+            // The stage before is done: its slot and its registers are free. Operands that are made wait for their own.
+            group_wait<F::READY || SCALED ? 1 : 0>();
+            if constexpr (SCALED) F::operands(p, raw[(i + 1) % DEPTH], operands[(i + 1) % 2]);
             if (s > 0 && lane() == 0) barrier_arrive(&empty[(s - 1) % STAGES]);
-            raw[(i + DEPTH - 1) % DEPTH].load(at_stage(s + DEPTH - 1));
+            F::load(raw[(i + DEPTH - 1) % DEPTH], at_stage(s + DEPTH - 1));
         }
     }
     group_wait<0>();
 #pragma unroll
-    for (u32 h = 0; h < HALVES; h++) group_results(acc[h]);
-    // A lane has two weight rows side by side for each row of x.
-    u32 n = mine * 16 + lane() / 4 * 2;
-    if (n >= p.rows) return;
-    bool both = n + 1 < p.rows;
-    float unit[2] = {F::Scales::ANY ? float_of(units.now.x) : 1.0f, F::Scales::ANY ? float_of(units.now.y) : 1.0f};
-    float bias[2] = {a.bias ? a.bias[p.first + n] : 0.0f, a.bias && both ? a.bias[p.first + n + 1] : 0.0f};
+    for (u32 h = 0; h < HALVES; h++) {
+        group_results(acc[h]);
+        if (SCALED) units.apply(acc[h], units.now);
+    }
+    store(acc, memory, done, rows);
+}
+
+// The weight row of its panel, this one and the next, that a lane has for rows of x.
+DEVICE u32 first_row(u32 panel) { return panel * 16 + lane() / 4 * 2; }
+
+template <class F, u32 HALVES, u32 STAGES> DEVICE void linear_group(const TensorArgs& a, u8* memory) {
+    u32 panel = blockIdx.y * PANELS, row = blockIdx.x * HALVES * 128;
+    const Part& p = part_of(a, panel);
+    u32 mine = panel + threadIdx.x / 32;
+    multiply_group<F, HALVES, STAGES>(a, memory, p, mine, row, [&](float (&acc)[HALVES][64], u8*, Barrier*, u32 rows) {
+        u32 n = first_row(mine);
+        if (n >= p.rows) return;
+        bool both = n + 1 < p.rows;
+        float bias[2] = {a.bias ? a.bias[p.first + n] : 0.0f, a.bias && both ? a.bias[p.first + n + 1] : 0.0f}, gain[2] = {1.0f, 1.0f};
 #pragma unroll
-    for (u32 h = 0; h < HALVES; h++)
+        for (u32 i = 0; i < 2; i++)
+            if (F::INTEGER) gain[i] = gain_of(panel_at(p, n / 16), n % 16 + i);
 #pragma unroll
-        for (u32 j = 0; j < 16; j++)
+        for (u32 h = 0; h < HALVES; h++)
 #pragma unroll
-            for (u32 c = 0; c < 2; c++) {
-                u32 at = row + h * 128 + j * 8 + lane() % 4 * 2 + c;
-                if (a.first + at >= rows) continue;
-                float factor = a.exponents ? a.exponents[at] : 1.0f;
-                float* y = row_at(a.y, a.first + at) + p.first + n;
-                float v[2] = {acc[h][4 * j + c] * (factor * unit[0]) + bias[0], acc[h][4 * j + 2 + c] * (factor * unit[1]) + bias[1]};
-                if (both && (u64)y % 8 == 0) {
-                    *(Words2*)y = {bits_of(v[0]), bits_of(v[1])};
-                } else {
-                    y[0] = v[0];
-                    if (both) y[1] = v[1];
+            for (u32 j = 0; j < 16; j++)
+#pragma unroll
+                for (u32 c = 0; c < 2; c++) {
+                    u32 at = row + h * 128 + j * 8 + lane() % 4 * 2 + c;
+                    if (a.first + at >= rows) continue;
+                    float factor = a.exponents ? a.exponents[at] : 1.0f;
+                    float* y = row_at(a.y, a.first + at) + p.first + n;
+                    float v[2] = {acc[h][4 * j + c] * factor, acc[h][4 * j + 2 + c] * factor};
+#pragma unroll
+                    for (u32 i = 0; i < 2; i++) v[i] = (F::INTEGER ? v[i] * gain[i] : v[i]) + bias[i];
+                    if (both && (u64)y % 8 == 0) {
+                        *(Words2*)y = {bits_of(v[0]), bits_of(v[1])};
+                    } else {
+                        y[0] = v[0];
+                        if (both) y[1] = v[1];
+                    }
                 }
-            }
+    });
 }
 
 // Grid: (rows / (128 HALVES), blocks of 8 panels of all parts); 384 threads. Shared: STAGES tiles of 16 KB HALVES, and 2 KB to align them and for
 // their barriers.
-#define GROUP(name, F, HALVES, STAGES)                 \
-    KERNEL_OF(384, name, TensorArgs) {                 \
-        SHARED_BYTES(memory);                          \
-        multiply_group<F, HALVES, STAGES>(a, memory);  \
+#define GROUP(name, HALVES, STAGES, ...)                       \
+    KERNEL_OF(384, name, TensorArgs) {                         \
+        SHARED_BYTES(memory);                                  \
+        linear_group<__VA_ARGS__, HALVES, STAGES>(a, memory);  \
     }
-GROUP(group_bf16_128, Bf16Group, 1, 8)
-GROUP(group_bf16_256, Bf16Group, 2, 6)
-GROUP(group_f16_128, F16Group, 1, 8)
-GROUP(group_f16_256, F16Group, 2, 6)
-GROUP(group_f8_128, F8Group, 1, 8)
-GROUP(group_f8_256, F8Group, 2, 6)
+#define GROUPS(name, ...)                     \
+    GROUP(name##_128, 1, 8, __VA_ARGS__)      \
+    GROUP(name##_256, 2, 6, __VA_ARGS__)
+GROUPS(group_bf16, Bf16Group)
+GROUPS(group_f16, F16Group)
+GROUPS(group_f8, F8Group)
+GROUPS(group_i8, IntegerGroup<LAYOUT_I8, false, false>)
+GROUPS(group_i8_half, IntegerGroup<LAYOUT_I8, true, false>)
+GROUPS(group_i8_min, IntegerGroup<LAYOUT_I8, false, true>)
+GROUPS(group_i8_half_min, IntegerGroup<LAYOUT_I8, true, true>)
+GROUPS(group_i4, IntegerGroup<LAYOUT_I4, false, false>)
+GROUPS(group_i4_half, IntegerGroup<LAYOUT_I4, true, false>)
+GROUPS(group_i4_min, IntegerGroup<LAYOUT_I4, false, true>)
+GROUPS(group_i4_half_min, IntegerGroup<LAYOUT_I4, true, true>)
+GROUPS(group_table, IntegerGroup<LAYOUT_TABLE, false, false>)
+GROUPS(group_table_half, IntegerGroup<LAYOUT_TABLE, true, false>)
+
+struct GatedArgs {
+    // The gate's part, and that of what it is multiplied with.
+    TensorArgs product;
+    Activation act;
+    float limit, slope;
+    u32 spare;
+};
+
+// y = act(gate x) * (up x), rows of words or of f32: one group has four panels of the gate, the other the same of `up`. At the end both leave their
+// sums in the ring, and each takes half of the rows.
+template <class F, u32 HALVES, u32 STAGES> DEVICE void gated_group(const GatedArgs& g, u8* memory) {
+    const TensorArgs& a = g.product;
+    const u32 SUMS = 64 * HALVES;
+    u32 warp = threadIdx.x / 32, row = blockIdx.x * HALVES * 128, mine = blockIdx.y * (PANELS / 2) + warp % 4, upper = warp / 4 % 2;
+    const Part &gate = a.part[0], &up = a.part[1];
+    multiply_group<F, HALVES, STAGES>(a, memory, upper ? up : gate, mine, row, [&](float (&acc)[HALVES][64], u8* ring, Barrier* done, u32 rows) {
+        float* sums = (float*)ring + threadIdx.x % 128;
+        barrier_arrive(done);
+        barrier_wait(done, 0);
+#pragma unroll
+        for (u32 e = 0; e < SUMS; e++) sums[(upper * SUMS + e) * 128] = acc[e / 64][e % 64];
+        barrier_arrive(done);
+        barrier_wait(done, 1);
+        u32 n = first_row(mine);
+        if (n >= gate.rows) return;
+        float bias[2][2] = {};
+#pragma unroll
+        for (u32 i = 0; i < 2; i++)
+            if (a.bias && n + i < gate.rows) bias[0][i] = a.bias[gate.first + n + i], bias[1][i] = a.bias[up.first + n + i];
+#pragma unroll 1
+        for (u32 j = upper * (SUMS / 8); j < (upper + 1) * (SUMS / 8); j++)
+#pragma unroll
+            for (u32 c = 0; c < 2; c++) {
+                float v[2];
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) {
+                    const float* from = sums + (4 * j + 2 * i + c) * 128;
+                    v[i] = activated(g.act, from[0] + bias[0][i], g.limit, g.slope) * other_factor(g.act, from[SUMS * 128] + bias[1][i], g.limit, g.slope);
+                }
+                u32 at = row + j * 8 + lane() % 4 * 2 + c;
+                if (at >= rows) continue;
+                if (n + 1 < gate.rows) store_pair(a.y, at, n, v[0], v[1]);
+                else row_at(a.y, at)[n] = v[0];
+            }
+    });
+}
+
+// Grid: (rows / (128 HALVES), blocks of 4 panels of both parts); 384 threads. Shared: as above.
+#define GATED(name, F, HALVES, STAGES)                 \
+    KERNEL_OF(384, name, GatedArgs) {                  \
+        SHARED_BYTES(memory);                          \
+        gated_group<F, HALVES, STAGES>(a, memory);     \
+    }
+GATED(gated_bf16_128, Bf16Group, 1, 8)
+GATED(gated_bf16_256, Bf16Group, 2, 6)
 #endif

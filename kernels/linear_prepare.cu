@@ -28,7 +28,7 @@ DEVICE u32* words_at(const PrepareArgs& a, u64 step, u32 tile) {
     return a.words + ((step * (a.tiles / 2) + tile / 2) * 32 + lane()) * 4 + tile % 2 * 2;
 }
 
-// Grid: (rows): the exponents of the rows' largest magnitudes, so that f16 holds them.
+// Grid: (rows): the exponents of the rows' largest magnitudes, so that f16 holds them; of blocks, those of their largest possible codes.
 KERNEL_OF(256, prepare_exponents, PrepareArgs) {
     SHARED float most[8];
     u32 rows = *a.rows, at = blockIdx.x, row = a.first + at;
@@ -38,7 +38,10 @@ KERNEL_OF(256, prepare_exponents, PrepareArgs) {
         return;
     }
     float v = 0.0f;
-    for (u32 k = threadIdx.x; k < a.cols; k += blockDim.x) v = largest(v, magnitude(row_at(a.x, row)[k]));
+    if (a.q.data)
+        for (u32 k = threadIdx.x; k < a.cols / 32; k += blockDim.x) v = largest(v, row_at(a.q, row)[k].scale * 127.0f);
+    else
+        for (u32 k = threadIdx.x; k < a.cols; k += blockDim.x) v = largest(v, magnitude(row_at(a.x, row)[k]));
     v = warp_max(v);
     if (lane() == 0) most[threadIdx.x / 32] = v;
     barrier();
@@ -102,6 +105,11 @@ KERNEL_OF(256, prepare_codes, PrepareArgs) {
     if (t == 0) a.factors[(u64)step * 8 * a.tiles + at] = factor;
 }
 
+// Where chunk `chunk` of sixteen bytes of row `at` lies in the step `blockIdx.x` of rows for linear_group.cu.
+DEVICE u8* group_chunk(const PrepareArgs& a, u32 at, u32 chunk) {
+    return (u8*)a.words + ((u64)blockIdx.x * a.tiles + at / 8) * 1024 + at % 8 * 128 + (chunk ^ at % 8) * 16;
+}
+
 // Grid: (steps of 64 k's, rows / 32): floats for linear_group.cu, [limb][step][row / 8][1,024 bytes]: eight rows of 64 elements, whose chunks of
 // sixteen bytes are swapped by the row's number modulo eight.
 KERNEL_OF(256, prepare_group, PrepareArgs) {
@@ -115,7 +123,7 @@ KERNEL_OF(256, prepare_group, PrepareArgs) {
 #pragma unroll
         for (u32 i = 0; i < 8; i++) v[i] = a.order == ORDER_F16 ? float_of(words[i]) / a.exponents[at] : float_of(words[i]);
     }
-    u8* to = (u8*)a.words + ((u64)blockIdx.x * a.tiles + at / 8) * 1024 + at % 8 * 128 + (chunk ^ at % 8) * 16;
+    u8* to = group_chunk(a, at, chunk);
     for (u32 limb = 0; limb < a.limbs; limb++) {
         u32 pair[4];
 #pragma unroll
@@ -126,4 +134,23 @@ KERNEL_OF(256, prepare_group, PrepareArgs) {
         }
         *(Words4*)(to + (u64)limb * (a.cols / 64) * a.tiles * 1024) = {pair[0], pair[1], pair[2], pair[3]};
     }
+}
+
+// Grid as prepare_group: blocks of 8 bits as f16, for integers in linear_group.cu. Position 2 t + e of a step of 16, or 8 + 2 t + e, is that of lane t's
+// word of four codes: code 2 e of it, or 1 + 2 e. Words of 8 bits are 4 t .. of the step, words of 4 bits 8 t .. of 32, their second half in the next step.
+KERNEL_OF(256, prepare_group_codes, PrepareArgs) {
+    u32 rows = *a.rows, at = blockIdx.y * 32 + threadIdx.x / 8, chunk = threadIdx.x % 8, row = a.first + at;
+    begin();
+    u32 pair[4] = {};
+    if (row < rows) {
+        const Q8Block& block = row_at(a.q, row)[blockIdx.x * 2 + chunk / 4];
+        float by = block.scale / a.exponents[at];
+        u32 step = chunk / 2 % 2;
+#pragma unroll
+        for (u32 t = 0; t < 4; t++) {
+            const i8* codes = block.codes + (a.order == ORDER_I8 ? step * 16 + t * 4 : t * 8 + step * 4) + chunk % 2;
+            pair[t] = pair_f16(by * (float)codes[0], by * (float)codes[2]);
+        }
+    }
+    *(Words4*)group_chunk(a, at, chunk) = {pair[0], pair[1], pair[2], pair[3]};
 }

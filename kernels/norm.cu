@@ -31,7 +31,6 @@ KERNEL_OF(256, norm, NormArgs) {
     begin();
     if (row >= rows) return;
     const float* x = a.x.data + (u64)row * a.x.stride + start;
-    float* y = a.y.data + (u64)row * a.y.stride + start;
 #pragma unroll
     for (u32 j = 0; j < KEPT; j++) {
         u32 i = threadIdx.x + j * step;
@@ -60,12 +59,12 @@ KERNEL_OF(256, norm, NormArgs) {
         if (i >= a.group) break;
         float v = (kept[j] - mean) * factor;
         if (a.weight) v *= weight[j];
-        y[i] = a.bias ? v + a.bias[(start + i) % a.bias_len] : v;
+        store_one(a.y, row, start + i, a.bias ? v + a.bias[(start + i) % a.bias_len] : v);
     }
     for (u32 i = rest; i < a.group; i += step) {
         float v = (x[i] - mean) * factor;
         if (a.weight) v *= a.weight[(start + i) % a.weight_len];
         if (a.bias) v += a.bias[(start + i) % a.bias_len];
-        y[i] = v;
+        store_one(a.y, row, start + i, v);
     }
 }

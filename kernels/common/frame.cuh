@@ -2,11 +2,14 @@
 #pragma once
 #include "platform.cuh"
 
-// Rows of f32, `stride` elements apart. `*rows` is their number in this run; a grid may cover more.
+// Rows of f32, `stride` elements apart. `*rows` is their number in this run; a grid may cover more. With `tiles`, the rows are words of bfloat16
+// in place of f32: as many tiles of eight rows, laid as linear_prepare.cu lays them.
 struct View {
     float* data;
     const u32* rows;
     u32 stride, width;
+    u32 tiles;
+    enum Words : u32 { FOR_TILES, FOR_GROUPS } words;
 };
 
 // 32 activations as scale * code, with the sums that packed weights need (src/backend/cpu/activations.rs).
@@ -23,6 +26,7 @@ struct Q8View {
     Q8Block* data;
     const u32* rows;
     u32 stride, width;
+    u32 spare[2];
 };
 
 // Rows of the batch that belong to one sequence.

@@ -56,6 +56,10 @@ DEVICE u32 pair_e4m3(u32 two) {
 // Two floats as a pair, the first in the low half.
 DEVICE u32 pair_bf16(float low, float high) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 DEVICE u32 pair_f16(float low, float high) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+// Two f16 at once, each rounded once: a - b, a b, a b + c.
+DEVICE u32 less_f16(u32 a, u32 b) { u32 r; asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+DEVICE u32 times_f16(u32 a, u32 b) { u32 r; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+DEVICE u32 fused_f16(u32 a, u32 b, u32 c) { u32 r; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
 
 // Arithmetic that must round once, and that the compiler must not join.
 DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }

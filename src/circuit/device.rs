@@ -187,7 +187,8 @@ impl DeviceWorkspace {
             // SAFETY: as above.
             unsafe { self.stream.write_pinned(self.batch.address() + range.start as u64, &self.host, range.clone()) }?;
         }
-        if let (true, 0, Some(step)) = (self.captures, self.place, Step::of(program, batch, keep)) {
+        let captures = self.captures && !self.stream.times_kernels();
+        if let (true, 0, Some(step)) = (captures, self.place, Step::of(program, batch, keep)) {
             if news.list_bytes() > BatchPlaces::FEW_NEWS_BYTES {
                 self.copy_news(BatchPlaces::FEW_NEWS_BYTES..news.list_bytes())?;
             }

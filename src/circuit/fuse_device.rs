@@ -3,14 +3,71 @@
 
 use super::tape::{Circuit, Node};
 use crate::ops::{
-    ActMul, ActQuantize, AddNorm, AddNormQuantize, CacheWrite, HeadNorm, Heads, Norm, NormKind, Op, Port, Quantize, Rope, Value,
-    WIDEST_HEAD,
+    ActMul, ActQuantize, AddNorm, AddNormQuantize, CacheWrite, GatedLinear, HeadNorm, Heads, Kind, Linear, Norm, NormKind, Op, PREPARED_COLUMNS, Port,
+    Quantize, Rope, Value, WIDEST_HEAD, WeightId,
 };
 
-/// Applies all rules.
-pub fn fuse_for_device(circuit: &mut Circuit) {
+/// Applies all rules. `bf16` tells weights all of whose parts are bfloat16.
+pub fn fuse_for_device(circuit: &mut Circuit, bf16: &dyn Fn(WeightId) -> bool) {
     quantized(circuit);
     heads(circuit);
+    if circuit.rounds {
+        gated(circuit, bf16);
+        prepared(circuit, bf16);
+    }
+}
+
+/// Products whose two halves only an activation reads.
+fn gated(circuit: &mut Circuit, bf16: &dyn Fn(WeightId) -> bool) {
+    let mut index = 0;
+    while index < circuit.nodes.len() {
+        let linear = circuit.nodes[index].op.as_any().downcast_ref::<Linear>().cloned();
+        if let Some(linear) = linear.filter(|linear| linear.x.is_some() && bf16(linear.weight))
+            && let Some(reader) = only_reader(circuit, linear.y)
+            && let Some(act) = circuit.nodes[reader].op.as_any().downcast_ref::<ActMul>().cloned()
+            && let Some(up_first) = halves(circuit, linear.y, &act)
+        {
+            circuit.nodes[index] = Node { op: Box::new(GatedLinear { linear, act, up_first }), layer: circuit.nodes[index].layer };
+            circuit.nodes.remove(reader);
+        }
+        index += 1;
+    }
+}
+
+/// Whether `act` reads the halves of `whole`, and then whether `up` is the first of them.
+fn halves(circuit: &Circuit, whole: Value, act: &ActMul) -> Option<bool> {
+    let half = circuit.values[whole.0 as usize].shape.width / 2;
+    let start = |value: Value| {
+        let info = circuit.values.get(value.0 as usize)?;
+        let (of, start) = info.part_of?;
+        (of == whole && info.shape.width == half).then_some(start)
+    };
+    match (start(act.gate)?, start(act.up)?) {
+        (0, at) if at == half => Some(false),
+        (at, 0) if at == half => Some(true),
+        _ => None,
+    }
+}
+
+/// Values that only products with bfloat16 read, which round them: their makers write them in the order of those products.
+fn prepared(circuit: &mut Circuit, bf16: &dyn Fn(WeightId) -> bool) {
+    for index in 0..circuit.nodes.len() {
+        let Some(value) = circuit.nodes[index].op.prepares() else { continue };
+        let info = &circuit.values[value.0 as usize];
+        if info.part_of.is_some() || info.shape.kind != Kind::F32 || !info.shape.width.is_multiple_of(PREPARED_COLUMNS) {
+            continue;
+        }
+        let seen = info.name.is_some() || circuit.root(circuit.output) == value;
+        let readers = readers(circuit, value);
+        let takes_words = |&at: &usize| {
+            let op = circuit.nodes[at].op.as_any();
+            let product = op.downcast_ref::<Linear>().or_else(|| Some(&op.downcast_ref::<GatedLinear>()?.linear));
+            product.is_some_and(|product| product.x == value && bf16(product.weight))
+        };
+        if !seen && !readers.is_empty() && readers.iter().all(takes_words) {
+            circuit.values[value.0 as usize].shape.kind = Kind::Prepared;
+        }
+    }
 }
 
 /// Sums with a norm, and activations, that are only read as 8-bit blocks.

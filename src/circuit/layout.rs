@@ -3,7 +3,7 @@
 use super::tape::Circuit;
 use crate::backend::cpu::activations::{Q8_BLOCK, Q8Block};
 use crate::error::{Error, Kind as ErrorKind, Result};
-use crate::ops::{Kind, Port, Rows, Slot, Value};
+use crate::ops::{Kind, Port, Rows, Slot, Value, prepared_bytes};
 
 /// Places of a circuit's values for a largest batch.
 #[derive(Clone, Debug)]
@@ -71,6 +71,7 @@ fn value_bytes(rows: usize, width: usize, kind: Kind) -> Option<usize> {
     let bytes = match kind {
         Kind::F32 => elements.checked_mul(4)?,
         Kind::Q8 => (elements / Q8_BLOCK).checked_mul(size_of::<Q8Block>())?,
+        Kind::Prepared => prepared_bytes(rows, width)?.max(elements.checked_mul(4)?),
     };
     bytes.checked_next_multiple_of(ALIGN)
 }

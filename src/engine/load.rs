@@ -13,7 +13,7 @@ use super::scheduler::Stepper;
 use super::shift::Keys;
 use crate::backend::cpu::lock_unless;
 use crate::backend::cpu::pool::{Pool, inside};
-use crate::backend::cuda::Stream;
+use crate::backend::cuda::{KernelTime, Stream};
 use crate::cache::{PagePool, State, StatePool};
 use crate::circuit::DeviceWeights;
 use crate::ensure;
@@ -182,6 +182,16 @@ impl Engine {
     /// Time that blocking calls spent waiting for the device, all together: what is left of theirs is the host's.
     pub fn device_waited(&self) -> Result<Duration> {
         Ok(self.runner()?.waited())
+    }
+
+    /// Begins to time the kernels of runs, which are then queued one by one; nothing on the processor.
+    pub fn time_kernels(&self) {
+        self.device.iter().for_each(|device| device.stream.time_kernels());
+    }
+
+    /// Ends that: what each kernel took since, most first.
+    pub fn kernel_times(&self) -> Result<Vec<KernelTime>> {
+        self.device.as_ref().map_or(Ok(Vec::new()), |device| device.stream.kernel_times())
     }
 
     pub(super) fn weights(&self) -> &[Weight] {

@@ -207,7 +207,7 @@ impl Prepared {
         if !plain {
             fuse(&mut circuit);
             if self.device.is_some() {
-                fuse_for_device(&mut circuit);
+                fuse_for_device(&mut circuit, &|id| self.is_bf16(id));
             }
         }
         Ok(circuit)
@@ -241,7 +241,7 @@ impl Prepared {
         lower(&mut circuit, &|id| self.needs(id));
         fuse(&mut circuit);
         if self.device.is_some() {
-            fuse_for_device(&mut circuit);
+            fuse_for_device(&mut circuit, &|id| self.is_bf16(id));
         }
         Ok(Some(Program::new(circuit, self.shapes().most_rows(), 1, &[])?))
     }
@@ -249,6 +249,10 @@ impl Prepared {
     fn needs(&self, id: WeightId) -> Needs {
         let layouts = &self.layouts[id.0 as usize];
         Needs { f32: layouts.iter().any(|l| !l.is_integer()), q8: layouts.iter().any(|l| l.is_integer()) }
+    }
+
+    fn is_bf16(&self, id: WeightId) -> bool {
+        self.layouts[id.0 as usize].iter().all(|l| *l == Layout::Bf16)
     }
 
     /// Bytes that a thread's rounded copy of a product's input takes at most.

@@ -175,6 +175,10 @@ impl Op for ActMul {
         ports
     }
 
+    fn prepares(&self) -> Option<Value> {
+        Some(self.y)
+    }
+
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let gate = shapes.value(self.gate);
         if self.up.is_some() {

@@ -117,6 +117,10 @@ impl Op for AddNorm {
         Ok(vec![Shape::f32(a.rows, a.width); 2])
     }
 
+    fn prepares(&self) -> Option<Value> {
+        Some(self.y)
+    }
+
     fn solo(&self, frame: &Frame<'_>) -> bool {
         frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
     }

@@ -217,6 +217,11 @@ impl Op for Attention {
         Ok(vec![check("attention", shapes, (self.q, self.heads), (self.state, &self.spec), self.sinks)?])
     }
 
+    fn prepares(&self) -> Option<Value> {
+        // Whole warps write a head.
+        self.spec.value_dim.is_multiple_of(32).then_some(self.y)
+    }
+
     fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
         let call = RowAttention {
             q: self.q,

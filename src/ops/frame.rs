@@ -326,7 +326,7 @@ impl<'a> Frame<'a> {
     /// All rows of an input that is no column range of another value.
     pub fn input(&self, value: Value) -> &'a [f32] {
         let slot = self.slot(value);
-        debug_assert!(slot.kind == Kind::F32 && slot.stride == slot.width);
+        debug_assert!(slot.kind != Kind::Q8 && slot.stride == slot.width);
         // SAFETY: layout gave this value `rows * width` floats at `offset`; it was written by an earlier operation.
         unsafe { std::slice::from_raw_parts(self.base.add(slot.offset).cast(), self.batch.rows(slot.rows) * slot.width) }
     }
@@ -334,7 +334,7 @@ impl<'a> Frame<'a> {
     /// One row of an input.
     pub fn row(&self, value: Value, row: usize) -> &'a [f32] {
         let slot = self.slot(value);
-        debug_assert_eq!(slot.kind, Kind::F32);
+        debug_assert_ne!(slot.kind, Kind::Q8);
         assert!(row < self.batch.rows(slot.rows));
         // SAFETY: layout gave this value rows of `width` floats, `stride` apart, at `offset`; an earlier operation wrote it.
         unsafe { std::slice::from_raw_parts(self.base.add(slot.offset).cast::<f32>().add(row * slot.stride), slot.width) }
@@ -343,7 +343,7 @@ impl<'a> Frame<'a> {
     /// The rows of an output, to be written in disjoint pieces.
     pub fn output(&self, value: Value) -> OutRows<'a> {
         let slot = self.slot(value);
-        debug_assert_eq!(slot.kind, Kind::F32);
+        debug_assert_ne!(slot.kind, Kind::Q8);
         // SAFETY: `offset` lies inside the workspace.
         let base = unsafe { self.base.add(slot.offset).cast() };
         OutRows { base, rows: self.batch.rows(slot.rows), width: slot.width, stride: slot.stride, _life: PhantomData }

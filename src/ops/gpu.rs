@@ -4,13 +4,13 @@
 //! number of rows from the device, so that a graph captured once for a width serves every smaller batch; the host's numbers size grids.
 #![allow(unsafe_code)] // argument structs
 
-use super::{Batch, Kind, KvSpec, KvType, Slot, SlotId, StateId, Value, WeightId};
+use super::{Batch, Kind, KvSpec, KvType, Slot, SlotId, StateId, Value, WeightId, linear_launch};
 use crate::backend::cuda::launch::{Args, Grid, Kernel, Launch, bytes_of};
 use crate::ensure;
 use crate::error::Result;
 use std::ops::Range;
 
-/// Rows of a value: f32, or 8-bit blocks (then `stride` counts blocks).
+/// Rows of a value: f32, 8-bit blocks (then `stride` counts blocks), or words that products read (then `tiles` is not 0).
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub struct View {
@@ -22,11 +22,25 @@ pub struct View {
     pub stride: u32,
     /// Elements in a row.
     pub width: u32,
+    /// Tiles of eight rows that are words of bfloat16; 0 for rows of f32 or blocks.
+    pub tiles: u32,
+    /// Which order such words have.
+    pub words: Words,
+}
+
+/// The order of words that products read: kernels/linear_prepare.cu.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Words {
+    /// For tiles of `mma.sync`.
+    Tiles,
+    /// For products of groups of warps.
+    Groups,
 }
 
 impl View {
     /// Not connected: `data` is null.
-    pub const NONE: View = View { data: 0, rows: 0, stride: 0, width: 0 };
+    pub const NONE: View = View { data: 0, rows: 0, stride: 0, width: 0, tiles: 0, words: Words::Tiles };
 }
 
 /// How packed weights are stored: `LayoutKind`.
@@ -163,7 +177,14 @@ impl Gpu<'_> {
         let slot = self.slots[value.0 as usize];
         let rows = self.batch_at + if slot.rows == super::Rows::All { 0 } else { 4 };
         let blocks = if slot.kind == Kind::Q8 { 32 } else { 1 };
-        View { data: self.base + slot.offset as u64, rows, stride: (slot.stride / blocks) as u32, width: slot.width as u32 }
+        let (tiles, words) = self.words(value).map_or((0, Words::Tiles), |(tiles, words)| (tiles as u32, words));
+        View { data: self.base + slot.offset as u64, rows, stride: (slot.stride / blocks) as u32, width: slot.width as u32, tiles, words }
+    }
+
+    /// Tiles and order of a value that is words in this run.
+    pub(super) fn words(&self, value: Value) -> Option<(usize, Words)> {
+        let prepared = value.is_some() && self.slots[value.0 as usize].kind == Kind::Prepared;
+        prepared.then(|| linear_launch::words(self.rows(value), self)).flatten()
     }
 
     /// Rows of a value that a grid must cover.

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)] // argument structs
 
 use super::linear::Linear;
-use super::{Gpu, LayoutKind, Part, Value, View};
+use super::{GatedLinear, Gpu, LayoutKind, Part, Value, View, Words};
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 
@@ -93,6 +93,19 @@ struct NarrowArgs {
 // SAFETY: the struct of kernels/linear_narrow.cu.
 unsafe impl Args for NarrowArgs {}
 
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct GatedArgs {
+    product: TensorArgs,
+    act: u32,
+    limit: f32,
+    slope: f32,
+    spare: u32,
+}
+
+// SAFETY: the struct of kernels/linear_group.cu.
+unsafe impl Args for GatedArgs {}
+
 /// Queues the kernels.
 pub(super) fn launch(op: &Linear, gpu: &Gpu<'_>) -> Result<()> {
     let parts = gpu.parts(op.weight);
@@ -123,8 +136,11 @@ fn same_layout(op: &Linear, gpu: &Gpu<'_>, parts: &[Part]) -> Result<()> {
     if rows <= FEW || parts[0].kind == LayoutKind::F32 {
         return vector(op, gpu, parts);
     }
+    let format = Format::for_rows(&parts[0], rows, gpu);
+    if gpu.words(op.x).is_some() {
+        return slice(op, gpu, parts, &format, 0, rows);
+    }
     // As many rows at a time as there is room for.
-    let format = Format::of(&parts[0], gpu.rounds());
     let room = gpu.scratch().1;
     let mut most = rows.min(SLICE);
     while format.bytes(parts[0].cols as usize, tiles_for(most)) > room && most > TILE {
@@ -146,6 +162,8 @@ const NARROW: usize = 32;
 const SLICE: usize = 2048;
 /// Tiles of the largest block of the kernel for many rows.
 const WIDE_TILES: usize = 32;
+/// Panels of its blocks.
+const GROUP_PANELS: usize = 8;
 
 /// Tiles that rows are padded to.
 fn tiles_for(rows: usize) -> usize {
@@ -153,12 +171,27 @@ fn tiles_for(rows: usize) -> usize {
     if tiles <= NARROW / TILE { tiles.next_power_of_two() } else { tiles.next_multiple_of(WIDE_TILES) }
 }
 
+/// Tiles and order of the words that products of bfloat16 take for so many rows; none where they take f32.
+pub(super) fn words(rows: usize, gpu: &Gpu<'_>) -> Option<(usize, Words)> {
+    let order = if rows > NARROW && gpu.has_groups() { Words::Groups } else { Words::Tiles };
+    (rows > FEW).then(|| (tiles_for(rows), order))
+}
+
+/// Columns that rows of words come in multiples of.
+pub const PREPARED_COLUMNS: usize = 64;
+
+/// Bytes of a value of `rows` rows as words; `None` on overflow.
+pub fn prepared_bytes(rows: usize, width: usize) -> Option<usize> {
+    tiles_for(rows).checked_mul(TILE)?.checked_mul(width)?.checked_mul(2)
+}
+
 /// Bytes of scratch.
 pub(super) fn scratch(op: &Linear, width: &dyn Fn(Value) -> usize, rows: usize) -> usize {
     let tiles = tiles_for(rows.clamp(NARROW, SLICE));
     let need = |value: Value, format: Format| if value.is_some() { format.bytes(width(value), tiles) } else { 0 };
-    let floats = Format { order: Order::Bf16, limbs: 3, integer: false };
-    need(op.x, floats).max(need(op.q, Format { order: Order::I8, limbs: 1, integer: true }))
+    let floats = Format { order: Order::Bf16, limbs: 3, integer: false, exponents: false };
+    let integers = Format { order: Order::I8, limbs: 1, integer: true, exponents: false };
+    need(op.x, floats).max(need(op.q, integers)).max(need(op.q, integers.in_groups()))
 }
 
 /// The order of activations that a format's products take: kernels/formats/fragments.cuh.
@@ -173,11 +206,15 @@ enum Order {
 }
 
 /// How activations are laid for a layout.
+#[derive(Clone, Copy)]
 struct Format {
     order: Order,
     /// Pieces that an element is cut into.
     limbs: usize,
+    /// Whether products are those of integers.
     integer: bool,
+    /// Whether rows are divided by powers of two, so that f16 holds them.
+    exponents: bool,
 }
 
 /// A kernel for many rows: `rows` of x by 128 weight rows in a block.
@@ -189,6 +226,18 @@ struct Block {
 }
 
 impl Format {
+    /// For products of `rows` rows.
+    fn for_rows(part: &Part, rows: usize, gpu: &Gpu<'_>) -> Format {
+        let format = Format::of(part, gpu.rounds());
+        let grouped = format.integer && rows > NARROW && group_kernels(part, gpu).is_some();
+        if grouped { format.in_groups() } else { format }
+    }
+
+    /// Integers as f16, in the same order.
+    fn in_groups(self) -> Format {
+        Format { integer: false, exponents: true, ..self }
+    }
+
     fn of(part: &Part, rounds: bool) -> Format {
         let (order, limbs, integer) = match part.kind {
             // Three pieces of bfloat16 are all bits of an f32; two of f16 and the row's exponent are nearly all.
@@ -198,7 +247,7 @@ impl Format {
             LayoutKind::I4 => (Order::I4, 1, true),
             LayoutKind::Table => (Order::Table, 1, true),
         };
-        Format { order, limbs, integer }
+        Format { order, limbs, integer, exponents: order == Order::F16 }
     }
 
     /// Steps of k that are prepared.
@@ -221,13 +270,11 @@ impl Format {
 /// Rows `first ..` of x by tensor cores.
 fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usize, rows: usize) -> Result<()> {
     let (cols, tiles) = (parts[0].cols as usize, tiles_for(rows));
-    let words = gpu.scratch().0;
+    let prepared = gpu.words(op.x).is_some();
+    let words = if prepared { gpu.view(op.x).data } else { gpu.scratch().0 };
     let after = words + format.word_bytes(cols, tiles) as u64;
-    let (factors, exponents) = match (format.integer, format.order) {
-        (true, _) => (after, 0),
-        (false, Order::F16) => (0, after),
-        (false, _) => (0, 0),
-    };
+    let factors = if format.integer { after } else { 0 };
+    let exponents = if format.exponents { after } else { 0 };
     let (x, q, y, bias) = (gpu.view(op.x), gpu.view(op.q), gpu.view(op.y), gpu.vector(op.bias));
     let first = first as u32;
     let mut part = [Part::NONE; TOGETHER];
@@ -257,19 +304,54 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     }
     let grouped = if plan.is_some() { None } else { group_kernels(&parts[0], gpu) };
     let (kernel, grid) = match (&grouped, format.integer) {
+        (Some(_), _) if q != View::NONE => ("prepare_group_codes", [cols / 64, tiles / 4, 1]),
         (Some(_), _) => ("prepare_group", [cols / 64, tiles / 4, 1]),
         (None, true) => ("prepare_codes", [format.steps(cols).div_ceil(8), tiles, 1]),
         (None, false) => ("prepare_floats", [format.steps(cols).div_ceil(8), tiles, 1]),
     };
-    gpu.launch(named(kernel), Grid::new(grid, 256).early(), &prepare)?;
+    if !prepared {
+        gpu.launch(named(kernel), Grid::new(grid, 256).early(), &prepare)?;
+    }
     if let Some(plan) = plan {
         return plan.launch(gpu, narrow[tiles.ilog2() as usize], args);
     }
-    let [small, large] = grouped.unwrap_or_else(|| wide_kernels(&parts[0], wide));
-    // Large blocks where they fill the device.
-    let fills = rows > 64 && rows.div_ceil(large.rows) * blocks(8) * 10 >= gpu.processors() * 9;
-    let Block { kernel, rows: most, threads, shared } = if fills { large } else { small };
-    gpu.launch(kernel, Grid::new([rows.div_ceil(most), blocks(8), 1], threads).shared(shared).early(), &args)
+    let both = grouped.unwrap_or_else(|| wide_kernels(&parts[0], wide));
+    let Block { kernel, rows: most, threads, shared } = fitting(both, rows, blocks(GROUP_PANELS), gpu);
+    gpu.launch(kernel, Grid::new([rows.div_ceil(most), blocks(GROUP_PANELS), 1], threads).shared(shared).early(), &args)
+}
+
+/// Queues a product with its activation in one kernel, where there is one for these rows; whether it did.
+pub(super) fn gated(op: &GatedLinear, gpu: &Gpu<'_>) -> Result<bool> {
+    let parts = gpu.parts(op.linear.weight);
+    let (Some((tiles, Words::Groups)), [first, second]) = (gpu.words(op.linear.x), parts) else { return Ok(false) };
+    if first.rows != second.rows || [first, second].iter().any(|part| part.kind != LayoutKind::Bf16) {
+        return Ok(false);
+    }
+    let (gate, up) = if op.up_first { (second, first) } else { (first, second) };
+    let (act, limit, slope) = op.act.act.kernel();
+    let product = TensorArgs {
+        y: gpu.view(op.act.y),
+        bias: gpu.vector(op.linear.bias),
+        words: gpu.view(op.linear.x).data,
+        factors: 0,
+        exponents: 0,
+        first: 0,
+        tiles: tiles as u32,
+        limbs: 1,
+        parts: 2,
+        part: [*gate, *up, Part::NONE, Part::NONE],
+    };
+    let (rows, blocks) = (gpu.rows(op.act.y), (gate.rows as usize).div_ceil(16 * GROUP_PANELS / 2));
+    let Block { kernel, rows: most, threads, shared } = fitting(group_blocks(["gated_bf16_128", "gated_bf16_256"]), rows, blocks, gpu);
+    let grid = Grid::new([rows.div_ceil(most), blocks, 1], threads).shared(shared).early();
+    gpu.launch(kernel, grid, &GatedArgs { product, act, limit, slope, spare: 0 })?;
+    Ok(true)
+}
+
+/// The large block where it fills the device with `blocks` of weights, else the small one.
+fn fitting([small, large]: [Block; 2], rows: usize, blocks: usize, gpu: &Gpu<'_>) -> Block {
+    let fills = rows > 64 && rows.div_ceil(large.rows) * blocks * 10 >= gpu.processors() * 9;
+    if fills { large } else { small }
 }
 
 /// By `mma.sync`: any device.
@@ -286,23 +368,45 @@ fn wide_kernels(part: &Part, names: [&'static str; 2]) -> [Block; 2] {
 
 /// By products of groups of warps, where the device and the shape take them.
 fn group_kernels(part: &Part, gpu: &Gpu<'_>) -> Option<[Block; 2]> {
-    let names = match part.kind {
-        LayoutKind::Bf16 => ["group_bf16_128", "group_bf16_256"],
-        LayoutKind::F16 => ["group_f16_128", "group_f16_256"],
-        LayoutKind::F8 => ["group_f8_128", "group_f8_256"],
-        _ => return None,
+    macro_rules! named {
+        ($name:literal) => {
+            [concat!("group_", $name, "_128"), concat!("group_", $name, "_256")]
+        };
+    }
+    let names = match (part.kind, part.block, part.min) {
+        (LayoutKind::F32, ..) => return None,
+        (LayoutKind::Bf16, ..) => named!("bf16"),
+        (LayoutKind::F16, ..) => named!("f16"),
+        (LayoutKind::F8, ..) => named!("f8"),
+        // Integers are rounded to f16 there.
+        _ if !gpu.rounds() => return None,
+        (LayoutKind::I8, 16, 0) => named!("i8_half"),
+        (LayoutKind::I8, 16, _) => named!("i8_half_min"),
+        (LayoutKind::I8, _, 0) => named!("i8"),
+        (LayoutKind::I8, ..) => named!("i8_min"),
+        (LayoutKind::I4, 16, 0) => named!("i4_half"),
+        (LayoutKind::I4, 16, _) => named!("i4_half_min"),
+        (LayoutKind::I4, _, 0) => named!("i4"),
+        (LayoutKind::I4, ..) => named!("i4_min"),
+        (LayoutKind::Table, 16, _) => named!("table_half"),
+        (LayoutKind::Table, ..) => named!("table"),
     };
     // Stages of 64; of 8-bit floats whole runs.
     if !gpu.has_groups() || !part.cols.is_multiple_of(part.block.max(64)) {
         return None;
     }
+    Some(group_blocks(names))
+}
+
+/// The kernels of kernels/linear_group.cu for 128 and 256 rows.
+fn group_blocks(names: [&'static str; 2]) -> [Block; 2] {
     let block = |name, rows: usize, stages: usize| Block {
         kernel: Kernel { file: "linear_group", name },
         rows,
         threads: 384,
         shared: stages * rows * 128 + 2048,
     };
-    Some([block(names[0], 128, 8), block(names[1], 256, 6)])
+    [block(names[0], 128, 8), block(names[1], 256, 6)]
 }
 
 /// How the blocks of the kernel for up to [`NARROW`] rows share the work.

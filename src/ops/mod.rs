@@ -21,6 +21,7 @@ mod expand_heads;
 mod expert_linear;
 mod failure;
 mod frame;
+mod gated_linear;
 mod gpu;
 mod hash_route;
 mod head_gate;
@@ -87,7 +88,8 @@ pub use expand_heads::ExpandHeads;
 pub use expert_linear::ExpertLinear;
 pub use failure::Failure;
 pub use frame::{Batch, Frame, KvPages, Matrix, OutRows, Segment, Slot, SlotSpec, SlotState, StatePointers, StoredRows, Weight};
-pub use gpu::{Gpu, GpuWeight, Kv, LayoutKind, Part, View};
+pub use gated_linear::GatedLinear;
+pub use gpu::{Gpu, GpuWeight, Kv, LayoutKind, Part, View, Words};
 pub use hash_route::HashRoute;
 pub use head_gate::HeadGate;
 pub use head_linear::HeadLinear;
@@ -100,6 +102,7 @@ pub use join::Join;
 pub use kv::{KvSpec, KvType, PAGE};
 pub use last_rows::LastRows;
 pub use linear::Linear;
+pub use linear_launch::{PREPARED_COLUMNS, prepared_bytes};
 pub use mamba2::Mamba2;
 pub use mean_groups::MeanGroups;
 pub use ngram::{NgramHash, NgramRows, NgramTable};
@@ -175,6 +178,8 @@ pub enum Kind {
     F32,
     /// 8-bit codes with a scale and a sum for each block of 32 (see [`Quantize`]).
     Q8,
+    /// f32; on a device, in runs of rows that products meet in tensor cores, words of bfloat16 in the order of those products.
+    Prepared,
 }
 
 /// Rows, width (elements in a row) and kind of a value.
@@ -281,6 +286,11 @@ pub trait Op: Debug + Send + Sync {
     /// As [`Op::gpu_scratch`], for operations whose need depends on the width of values.
     fn gpu_scratch_of(&self, _width: &dyn Fn(Value) -> usize, rows: usize, segments: usize, context: usize, processors: usize) -> usize {
         self.gpu_scratch(rows, segments, context, processors)
+    }
+
+    /// The output that it can write as [`Kind::Prepared`] on a device, where its width is a multiple of [`PREPARED_COLUMNS`].
+    fn prepares(&self) -> Option<Value> {
+        None
     }
 
     /// A copy behind a fresh box.

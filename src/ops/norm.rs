@@ -79,6 +79,10 @@ impl Op for Norm {
         Ok(vec![Shape::f32(x.rows, x.width)])
     }
 
+    fn prepares(&self) -> Option<Value> {
+        (self.group == 0).then_some(self.y)
+    }
+
     fn solo(&self, frame: &Frame<'_>) -> bool {
         frame.rows(self.y) <= row_grain(frame.slot(self.y).width)
     }

@@ -75,6 +75,10 @@ impl Op for SourceAttention {
         vec![(Port::In, self.state)]
     }
 
+    fn prepares(&self) -> Option<Value> {
+        self.spec.value_dim.is_multiple_of(32).then_some(self.y)
+    }
+
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         Ok(vec![attention::check("source_attention", shapes, (self.q, self.spec.heads), (self.state, &self.spec), None)?])
     }

@@ -240,6 +240,16 @@ DEVICE u32 pair_e4m3(u32 two) {
 }
 DEVICE u32 pair_bf16(float low, float high) { return to_bf16(low) | (u32)to_bf16(high) << 16; }
 DEVICE u32 pair_f16(float low, float high) { return to_f16(low) | (u32)to_f16(high) << 16; }
+namespace shim {
+// `f` of the low and of the high halves, as f32, which holds sums and products of f16 with bits to spare.
+template <class F> u32 by_halves(F f) { return pair_f16(f(0), f(16)); }
+inline float half_of(u32 pair, u32 shift) { return from_f16((u16)(pair >> shift)); }
+}
+DEVICE u32 less_f16(u32 a, u32 b) { return shim::by_halves([=](u32 s) { return shim::half_of(a, s) - shim::half_of(b, s); }); }
+DEVICE u32 times_f16(u32 a, u32 b) { return shim::by_halves([=](u32 s) { return shim::half_of(a, s) * shim::half_of(b, s); }); }
+DEVICE u32 fused_f16(u32 a, u32 b, u32 c) {
+    return shim::by_halves([=](u32 s) { return (float)((double)shim::half_of(a, s) * shim::half_of(b, s) + shim::half_of(c, s)); });
+}
 
 DEVICE float fused(float a, float b, float c) { return fmaf(a, b, c); }
 DEVICE float times(float a, float b) { return a * b; }

@@ -122,8 +122,12 @@ pub fn compare(
                     if matches!(&spec.source, Source::Tensors(parts) if parts[0].tensor == "ids") {
                         values.iter_mut().for_each(|v| *v = ((*v + 1.0) * 12.0).floor());
                     }
-                    // Large ones in two parts, of which the second begins in the middle of a panel of the whole.
-                    let first = if spec.rows >= 100 { 60 } else { spec.rows };
+                    // In the parts that were declared; large ones in two, of which the second begins in the middle of a panel of the whole.
+                    let first = match &spec.source {
+                        Source::Tensors(parts) if parts.len() > 1 => parts[0].rows,
+                        _ if spec.rows >= 100 => 60,
+                        _ => spec.rows,
+                    };
                     let part = |values: &[f32]| {
                         let mut packed = Packed::new(layout, values.len() / spec.cols, spec.cols).unwrap();
                         for (panel, rows) in packed.panels_mut().zip(values.chunks(LANES * spec.cols)) {
@@ -144,13 +148,15 @@ pub fn compare(
     let mut tape = Tape::new(&d, true);
     let output = record(&mut Bench { t: &mut tape, seed: 1 }, &ids);
     let mut circuit = tape.finish(output).unwrap_or_else(|e| panic!("{name}: {e}"));
+    circuit.rounds = name.starts_with("rounded ");
     lower(&mut circuit, &|_| Needs { f32: !layout.is_integer(), q8: layout.is_integer() });
-    fuse_for_device(&mut circuit);
-    if let Some(fused) = name.strip_prefix("fused ") {
+    fuse_for_device(&mut circuit, &|_| layout == Layout::Bf16);
+    let prepared = circuit.values.iter().any(|value| value.shape.kind == Kind::Prepared);
+    assert_eq!(prepared, name.contains(" prepared"), "{name}: whether a value is made for products");
+    if let Some(fused) = name.strip_prefix("fused ").or(name.strip_prefix("rounded gated").map(|_| "gated_linear")) {
         let fused = fused.split(' ').next().unwrap();
         assert!(circuit.nodes.iter().any(|node| node.op.name() == fused), "{name}: the circuit has no such operation");
     }
-    circuit.rounds = name.starts_with("rounded ");
     let mut program = Program::new(circuit, 80, 4, &[]).unwrap();
     let stream = device().map(|device| Arc::new(Stream::new(device, false).unwrap()));
     let pool = Pool::new(3).unwrap();

@@ -104,7 +104,7 @@ fn products() {
     }
 }
 
-/// What devices have for many rows: 16-bit floats in large blocks, and activations in one piece.
+/// What devices have for many rows: 16-bit floats in large blocks, activations in one piece, integers as f16.
 #[test]
 fn products_of_many_rows() {
     for (name, layout, tolerance) in [
@@ -114,6 +114,16 @@ fn products_of_many_rows() {
         ("rounded linear", Layout::Bf16, 1e-2),
         ("rounded linear", Layout::F16, 1e-2),
         ("rounded linear", Layout::F8, 1e-2),
+        ("rounded linear", Layout::I8 { block: 32, min: false }, 1e-3),
+        ("rounded linear", Layout::I8 { block: 16, min: false }, 1e-3),
+        ("rounded linear", Layout::I8 { block: 16, min: true }, 1e-3),
+        ("rounded linear", Layout::I8 { block: 32, min: true }, 1e-3),
+        ("rounded linear", Layout::I4 { block: 32, min: false }, 1e-3),
+        ("rounded linear", Layout::I4 { block: 32, min: true }, 1e-3),
+        ("rounded linear", Layout::I4 { block: 16, min: false }, 1e-3),
+        ("rounded linear", Layout::I4 { block: 16, min: true }, 1e-3),
+        ("rounded linear", Layout::I4Table { block: 32, table: TABLE }, 1e-3),
+        ("rounded linear", Layout::I4Table { block: 16, table: TABLE }, 1e-3),
     ] {
         for cols in [64, 320, 416] {
             let declare = move |d: &mut Declarations| vec![d.matrix("w", 530, cols).0, d.vector("b", 530, 0.0).0];
@@ -178,6 +188,67 @@ fn fused_for_devices() {
         let x = b.t.op(ActMul { act: Activation::Silu, gate, up, y: Value::NONE });
         b.t.op(ops::Linear { x, q: Value::NONE, weight: WeightId(w[0]), bias: None, y: Value::NONE })
     });
+}
+
+/// Values that products in tensor cores alone read: their makers lay them as those want them.
+#[test]
+fn prepared_for_products() {
+    let product = |x, w: &[u32]| ops::Linear { x, q: Value::NONE, weight: WeightId(w[0]), bias: None, y: Value::NONE };
+    let declare = |d: &mut Declarations| vec![d.matrix("w", 148, 320).0, d.vector("n", 320, 0.0).0];
+    compare("rounded add_norm prepared", declare, Layout::Bf16, 1e-2, |b, w| {
+        let (x, y) = (b.given(320), b.given(320));
+        let x = b.t.record(AddNorm { a: x, b: y, weight: WeightId(w[1]), eps: 1e-5, sum: Value::NONE, y: Value::NONE })[1];
+        b.t.op(product(x, w))
+    });
+    compare("rounded norm prepared", declare, Layout::Bf16, 1e-2, |b, w| {
+        let x = b.given(320);
+        let norm = Norm { kind: NormKind::Rms, x, weight: Some(WeightId(w[1])), bias: None, group: 0, eps: 1e-5, y: Value::NONE };
+        let x = b.t.op(norm);
+        b.t.op(product(x, w))
+    });
+    compare("rounded act_mul prepared", declare, Layout::Bf16, 1e-2, |b, w| {
+        let (gate, up) = (b.given_size(320, 6.0), b.given(320));
+        let x = b.t.op(ActMul { act: Activation::Silu, gate, up, y: Value::NONE });
+        b.t.op(product(x, w))
+    });
+    // The gate's half first, or second: a kernel for many rows keeps both. With rows of words, and of f32 where another width is read.
+    for (half, up_first, bias) in [(192, false, false), (192, true, true), (100, false, true)] {
+        let declare = move |d: &mut Declarations| {
+            let gated = d.stacked("g", &[("gate", half), ("up", half)], 128).0;
+            vec![d.matrix("w", 148, half).0, gated, d.vector("b", 2 * half, 0.0).0, d.vector("n", 128, 0.0).0]
+        };
+        compare("rounded gated_linear prepared", declare, Layout::Bf16, 1e-2, |b, w| {
+            let (x, y) = (b.given(128), b.given(128));
+            let x = b.t.record(AddNorm { a: x, b: y, weight: WeightId(w[3]), eps: 1e-5, sum: Value::NONE, y: Value::NONE })[1];
+            let bias = bias.then_some(WeightId(w[2]));
+            let h = b.t.op(ops::Linear { x, q: Value::NONE, weight: WeightId(w[1]), bias, y: Value::NONE });
+            let (first, second) = (b.t.slice(h, 0, half), b.t.slice(h, half, half));
+            let (gate, up) = if up_first { (second, first) } else { (first, second) };
+            let x = b.t.op(ActMul { act: Activation::Silu, gate, up, y: Value::NONE });
+            b.t.op(product(x, w))
+        });
+    }
+    // Read by what is no product as well, so rows of f32 stay.
+    compare("rounded act_mul of two readers", declare, Layout::Bf16, 1e-2, |b, w| {
+        let (gate, up) = (b.given_size(320, 6.0), b.given(320));
+        let x = b.t.op(ActMul { act: Activation::Silu, gate, up, y: Value::NONE });
+        let (x, y) = (b.t.op(product(x, w)), b.t.slice(x, 0, 148));
+        b.t.add(x, y)
+    });
+    for (heads, kv_heads, dim, dtype) in [(4, 2, 128, KvType::F16), (4, 2, 64, KvType::F16), (2, 1, 96, KvType::F16), (2, 1, 32, KvType::F32)] {
+        let spec = KvSpec { heads: kv_heads, key_dim: dim, value_dim: dim, dtype };
+        let declare = move |d: &mut Declarations| {
+            d.kv(spec);
+            vec![d.matrix("w", 148, heads * dim).0]
+        };
+        compare(&format!("rounded attention {dim} {dtype:?} prepared"), declare, Layout::Bf16, 1e-2, |b, w| {
+            let (q, k, v) = (b.given(heads * dim), b.given(kv_heads * dim), b.given(kv_heads * dim));
+            b.t.record(CacheWrite { k, v, state: StateId(0), spec });
+            let (window, softcap, sinks) = (None, None, None);
+            let x = b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 0.25, window, softcap, sinks, y: Value::NONE });
+            b.t.op(product(x, w))
+        });
+    }
 }
 
 #[test]

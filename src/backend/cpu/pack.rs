@@ -334,10 +334,11 @@ fn to_e4m3(x: f32) -> u8 {
     }
 }
 
-/// Power of two that moves from the scales of a row into its gain: 1 if f16 holds every scale and minimum exactly.
+/// Power of two that moves from the scales of a row into its gain: 1 if f16 holds every scale and minimum exactly, and a scale's products with
+/// codes.
 fn common_gain(row: &CodeRow<'_>) -> f32 {
     let values = || row.scale.iter().chain(row.min);
-    if values().all(|&v| f16::from_f32(v).to_f32() == v) {
+    if values().all(|&v| f16::from_f32(v).to_f32() == v && v.abs() <= MOST_SCALE) {
         return 1.0;
     }
     let largest = values().fold(0.0f32, |m, v| m.max(v.abs()));
@@ -347,10 +348,13 @@ fn common_gain(row: &CodeRow<'_>) -> f32 {
     gain_of(largest)
 }
 
-/// The power of two by which a row's largest factor, a normal number, fits f16 with all its bits.
+/// Largest scale: f16 holds its products with codes of 8 bits (kernels/linear_group.cu).
+const MOST_SCALE: f32 = 256.0;
+
+/// The power of two by which a row's largest factor, a normal number, fits f16 with all its bits, and its products with codes of 8 bits too.
 pub(super) fn gain_of(largest: f32) -> f32 {
-    // The largest value lands in 2^14..2^15, the top of f16's range with room for rounding up.
-    let exponent = (largest.to_bits() >> 23) as i32 - 127 - 14;
+    // The largest value lands in 2^6..2^7.
+    let exponent = (largest.to_bits() >> 23) as i32 - 127 - 6;
     f32::from_bits(((exponent.clamp(-126, 127) + 127) as u32) << 23)
 }
 

@@ -129,6 +129,15 @@ impl Stream {
     pub fn queue(&self) -> Result<Queue<'_>> {
         match *self {}
     }
+    pub fn time_kernels(&self) {
+        match *self {}
+    }
+    pub fn times_kernels(&self) -> bool {
+        match *self {}
+    }
+    pub fn kernel_times(&self) -> Result<Vec<super::KernelTime>> {
+        match *self {}
+    }
     pub fn capture(&self, _: impl FnOnce(&Queue<'_>) -> Result<()>) -> Result<Graph> {
         match *self {}
     }

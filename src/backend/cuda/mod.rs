@@ -2,6 +2,17 @@
 
 pub mod launch;
 
+/// All launches of a kernel in a time that was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelTime {
+    /// The kernel's name.
+    pub name: &'static str,
+    /// How often it was launched.
+    pub launches: usize,
+    /// Milliseconds, all together.
+    pub milliseconds: f64,
+}
+
 #[cfg(not(feature = "cuda"))]
 mod absent;
 #[cfg(not(feature = "cuda"))]
@@ -27,6 +38,8 @@ mod probe;
 mod stream;
 #[cfg(feature = "cuda")]
 mod sys;
+#[cfg(feature = "cuda")]
+mod times;
 
 #[cfg(feature = "cuda")]
 pub use self::{

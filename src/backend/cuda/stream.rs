@@ -7,6 +7,7 @@
 use super::device::{Device, Entered};
 use super::launch::{Grid, Kernel, Launch};
 use super::memory::Pinned;
+use super::times::Times;
 use super::sys::{self, CUevent, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig, CUstream};
 use crate::ensure;
 use crate::error::Result;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 pub struct Stream {
     pub(super) device: Arc<Device>,
     pub(super) raw: CUstream,
+    pub(super) times: Times,
 }
 
 // SAFETY: a stream may be used from any thread.
@@ -36,7 +38,7 @@ impl Stream {
         let priority = if low { least } else { greatest };
         // SAFETY: writes a stream.
         at.check(unsafe { (at.api().cuStreamCreateWithPriority)(&mut raw, sys::STREAM_NON_BLOCKING, priority) }, "a stream")?;
-        Ok(Stream { device: Arc::clone(device), raw })
+        Ok(Stream { device: Arc::clone(device), raw, times: Times::default() })
     }
 
     /// The device.
@@ -171,9 +173,11 @@ impl Launch for Queue<'_> {
             numAttrs: count,
         };
         let mut parameters = [args.as_ptr().cast_mut().cast::<c_void>()];
-        // SAFETY: the kernel takes one struct of this size (`Kernels::get` compared), which the driver copies before it returns.
-        let code = unsafe { (self.at.api().cuLaunchKernelEx)(&config, function, parameters.as_mut_ptr(), std::ptr::null_mut()) };
-        self.at.check(code, kernel.name)
+        self.stream.times.around(self.stream, kernel.name, || {
+            // SAFETY: the kernel takes one struct of this size (`Kernels::get` compared), which the driver copies before it returns.
+            let code = unsafe { (self.at.api().cuLaunchKernelEx)(&config, function, parameters.as_mut_ptr(), std::ptr::null_mut()) };
+            self.at.check(code, kernel.name)
+        })
     }
 
     fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
