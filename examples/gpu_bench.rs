@@ -196,7 +196,13 @@ fn print_times(engine: &Arc<engine::Engine>) -> metrale::error::Result<()> {
     let times = engine.kernel_times()?;
     let all: f64 = times.iter().map(|t| t.milliseconds).sum();
     for t in times.iter().filter(|t| t.milliseconds >= all / 100.0) {
-        println!("    {:<32} {:>4} x {:>8.1} us = {:>7.2} ms", t.name, t.launches, t.milliseconds * 1e3 / t.launches as f64, t.milliseconds);
+        println!(
+            "    {:<32} {:>4} x {:>8.1} us = {:>7.2} ms",
+            t.name,
+            t.launches,
+            t.milliseconds * 1e3 / t.launches as f64,
+            t.milliseconds
+        );
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 // A block computes 128 weight rows by 128 or 256 rows of x. Each of two groups has four panels, a warp one of them, which it reads from memory
 // straight into registers, three stages of 64 k's ahead; integers become f16 there. Activations lie in memory as shared memory wants them
 // (prepare_group and prepare_group_codes in linear_prepare.cu), so that one thread of a third group brings a stage by one bulk copy.
-#include "common/activation.cuh"
+#include "common/rows.cuh"
 #include "common/sm90.cuh"
 #include "formats/fragments.cuh"
 
@@ -23,7 +23,7 @@ DEVICE const Part& part_of(const TensorArgs& a, u32& panel) {
 #if SM90
 // A format tells
 //   STAGE     bytes of a panel's 64 k's, behind FRONT bytes
-//   Raw       what a lane loads of them, for rows 2 (lane / 4) and the next
+//   Raw       what a lane loads of them, for rows `row` and the next of a panel
 //   READY     whether that is operand A as it is; else `operands` makes it, which no product may be reading then
 //   multiply  by 128 rows of x.
 // Which k's a step of 16 meets is the format's choice, and that of prepare_group and prepare_group_codes.
@@ -33,8 +33,8 @@ struct Bf16Group {
     };
     static const u32 STAGE = 2048, FRONT = 0;
     static const bool READY = true, INTEGER = false;
-    static DEVICE void load(Raw& r, const u8* stage) {
-        stage += lane() % 4 * 64 + lane() / 4 * 8;
+    static DEVICE void load(Raw& r, const u8* stage, u32 row) {
+        stage += lane() % 4 * 64 + row * 4;
 #pragma unroll
         for (u32 s = 0; s < 4; s++) {
             Words2 low = load8_once(stage + s * 512), high = load8_once(stage + s * 512 + 256);
@@ -50,8 +50,8 @@ struct F16Group {
     };
     static const u32 STAGE = 2048, FRONT = 0;
     static const bool READY = false, INTEGER = false;
-    static DEVICE void load(Raw& r, const u8* stage) {
-        stage += lane() % 4 * 64 + lane() / 4 * 4;
+    static DEVICE void load(Raw& r, const u8* stage, u32 row) {
+        stage += lane() % 4 * 64 + row * 2;
 #pragma unroll
         for (u32 s = 0; s < 4; s++)
 #pragma unroll
@@ -78,9 +78,9 @@ template <LayoutKind KIND, bool HALF, bool MIN> struct IntegerGroup {
         Words2 codes[WORDS / 2];
         u32 scale[BLOCKS], min[MIN ? BLOCKS : 1];
     };
-    static DEVICE void load(Raw& r, const u8* stage) {
-        const u8* scales = stage + lane() / 4 * 4;
-        const u8* codes = stage + STAGE - Lines::CODES + lane() % 4 * 64 + lane() / 4 * 8;
+    static DEVICE void load(Raw& r, const u8* stage, u32 row) {
+        const u8* scales = stage + row * 2;
+        const u8* codes = stage + STAGE - Lines::CODES + lane() % 4 * 64 + row * 4;
 #pragma unroll
         for (u32 i = 0; i < WORDS / 2; i++) r.codes[i] = load8_once(codes + i * 256);
 #pragma unroll
@@ -136,8 +136,8 @@ struct F8Group {
     };
     static const u32 STAGE = 1024, FRONT = 0;
     static const bool READY = false, INTEGER = false;
-    static DEVICE void load(Raw& r, const u8* stage) {
-        stage += lane() % 4 * 32 + lane() / 4 * 4;
+    static DEVICE void load(Raw& r, const u8* stage, u32 row) {
+        stage += lane() % 4 * 32 + row * 2;
 #pragma unroll
         for (u32 i = 0; i < 8; i++) r.w[i] = load4_once(stage + i * 128);
     }
@@ -179,20 +179,20 @@ struct GroupUnits {
     }
 };
 
-// A block's 128 weight rows, panel `mine` of part `p` for each warp, by HALVES times 128 rows of x from `row` on. `store` is called by the groups
-// that multiply, with a warp's sums; the ring is theirs from then on, once all their threads have come to `done`.
-template <class F, u32 HALVES, u32 STAGES, class Store>
-DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, u32 mine, u32 row, Store store) {
+// A block's 128 weight rows, 16 for each warp, by HALVES times 128 rows of x from `row` on; `p` tells columns. `panel`: of a warp, whose scales are read here
+// (8-bit floats). `load` loads what a lane has of a stage;
+// `store` takes a warp's sums.
+template <class F, u32 HALVES, u32 STAGES, class Load, class Store>
+DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, const u8* panel, u32 row, Load load, Store store) {
     const u32 TILE = HALVES * 128 * 128, DEPTH = 4;
     memory += (0u - shared_address(memory)) % ATOM;
-    Barrier *full = (Barrier*)(memory + STAGES * TILE), *empty = full + STAGES, *done = empty + STAGES;
+    Barrier *full = (Barrier*)(memory + STAGES * TILE), *empty = full + STAGES;
     u32 warp = threadIdx.x / 32, rows = *a.y.rows, per_limb = p.cols / 64, stages = per_limb * a.limbs;
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(&full[i], 1);
             barrier_init(&empty[i], WARPS);
         }
-        barrier_init(done, WARPS * 32);
         barriers_ready();
     }
     barrier();
@@ -211,18 +211,17 @@ DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, u32 m
         return;
     }
     registers_up<240>();
-    u32 last = panels_of(p) - 1;
     const bool SCALED = IsF8<F>::YES;
-    const u8* weights = panel_at(p, mine < last ? mine : last);
+    const u32 front = SCALED ? f8_front(p) : F::FRONT;
     GroupUnits units = {};
-    if (SCALED) units.begin(weights), weights += f8_front(p);
-    auto at_stage = [&](u32 s) { return weights + F::FRONT + (u64)(s < stages ? s % per_limb : 0) * F::STAGE; };
+    if (SCALED) units.begin(panel);
+    auto at_stage = [&](u32 s) { return front + (u64)(s < stages ? s % per_limb : 0) * F::STAGE; };
     float acc[HALVES][64] = {};
     typename F::Raw raw[DEPTH];
     // Those of 8-bit floats are made while the products of the stage before are on their way.
     u32 operands[SCALED ? 2 : 1][4][4];
 #pragma unroll
-    for (u32 i = 0; i < DEPTH - 1; i++) F::load(raw[i], at_stage(i));
+    for (u32 i = 0; i < DEPTH - 1; i++) load(raw[i], at_stage(i));
     if constexpr (SCALED) F::operands(p, raw[0], operands[0]);
     for (u32 first = 0; first < stages; first += DEPTH) {
 #pragma unroll
@@ -253,7 +252,7 @@ DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, u32 m
             group_wait<F::READY || SCALED ? 1 : 0>();
             if constexpr (SCALED) F::operands(p, raw[(i + 1) % DEPTH], operands[(i + 1) % 2]);
             if (s > 0 && lane() == 0) barrier_arrive(&empty[(s - 1) % STAGES]);
-            F::load(raw[(i + DEPTH - 1) % DEPTH], at_stage(s + DEPTH - 1));
+            load(raw[(i + DEPTH - 1) % DEPTH], at_stage(s + DEPTH - 1));
         }
     }
     group_wait<0>();
@@ -262,18 +261,23 @@ DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, u32 m
         group_results(acc[h]);
         if (SCALED) units.apply(acc[h], units.now);
     }
-    store(acc, memory, done, rows);
+    store(acc, rows);
 }
 
-// The weight row of its panel, this one and the next, that a lane has for rows of x.
-DEVICE u32 first_row(u32 panel) { return panel * 16 + lane() / 4 * 2; }
+// Panel `panel` of a part; beyond its end the last one, whose sums nobody takes.
+DEVICE const u8* panel_within(const Part& p, u32 panel) {
+    u32 last = panels_of(p) - 1;
+    return panel_at(p, panel < last ? panel : last);
+}
 
 template <class F, u32 HALVES, u32 STAGES> DEVICE void linear_group(const TensorArgs& a, u8* memory) {
     u32 panel = blockIdx.y * PANELS, row = blockIdx.x * HALVES * 128;
     const Part& p = part_of(a, panel);
     u32 mine = panel + threadIdx.x / 32;
-    multiply_group<F, HALVES, STAGES>(a, memory, p, mine, row, [&](float (&acc)[HALVES][64], u8*, Barrier*, u32 rows) {
-        u32 n = first_row(mine);
+    const u8* weights = panel_within(p, mine);
+    auto load = [&](typename F::Raw& raw, u64 at) { F::load(raw, weights + at, lane() / 4 * 2); };
+    multiply_group<F, HALVES, STAGES>(a, memory, p, weights, row, load, [&](float (&acc)[HALVES][64], u32 rows) {
+        u32 n = mine * 16 + lane() / 4 * 2;
         if (n >= p.rows) return;
         bool both = n + 1 < p.rows;
         float bias[2] = {a.bias ? a.bias[p.first + n] : 0.0f, a.bias && both ? a.bias[p.first + n + 1] : 0.0f}, gain[2] = {1.0f, 1.0f};
@@ -330,44 +334,38 @@ GROUPS(group_table_half, IntegerGroup<LAYOUT_TABLE, true, false>)
 struct GatedArgs {
     // The gate's part, and that of what it is multiplied with.
     TensorArgs product;
-    Activation act;
-    float limit, slope;
+    Gating gating;
     u32 spare;
 };
 
-// y = act(gate x) * (up x), rows of words or of f32: one group has four panels of the gate, the other the same of `up`. At the end both leave their
-// sums in the ring, and each takes half of the rows.
+// y = act(gate x) * (up x), rows of words or of f32: a warp has eight rows of the gate, in its lower lanes, and the same of `up`. At the end lanes of
+// the same rows give each other one of their two rows of x.
 template <class F, u32 HALVES, u32 STAGES> DEVICE void gated_group(const GatedArgs& g, u8* memory) {
     const TensorArgs& a = g.product;
-    const u32 SUMS = 64 * HALVES;
-    u32 warp = threadIdx.x / 32, row = blockIdx.x * HALVES * 128, mine = blockIdx.y * (PANELS / 2) + warp % 4, upper = warp / 4 % 2;
+    u32 warp = threadIdx.x / 32, row = blockIdx.x * HALVES * 128, panel = blockIdx.y * (PANELS / 2) + warp / 2;
+    u32 upper = lane() / 16, within = warp % 2 * 8 + lane() / 4 % 4 * 2;
     const Part &gate = a.part[0], &up = a.part[1];
-    multiply_group<F, HALVES, STAGES>(a, memory, upper ? up : gate, mine, row, [&](float (&acc)[HALVES][64], u8* ring, Barrier* done, u32 rows) {
-        float* sums = (float*)ring + threadIdx.x % 128;
-        barrier_arrive(done);
-        barrier_wait(done, 0);
-#pragma unroll
-        for (u32 e = 0; e < SUMS; e++) sums[(upper * SUMS + e) * 128] = acc[e / 64][e % 64];
-        barrier_arrive(done);
-        barrier_wait(done, 1);
-        u32 n = first_row(mine);
-        if (n >= gate.rows) return;
+    const u8* weights = panel_within(upper ? up : gate, panel);
+    auto load = [&](typename F::Raw& raw, u64 at) { F::load(raw, weights + at, within); };
+    multiply_group<F, HALVES, STAGES>(a, memory, gate, nullptr, row, load, [&](float (&acc)[HALVES][64], u32 rows) {
+        u32 n = panel * 16 + within;
         float bias[2][2] = {};
 #pragma unroll
         for (u32 i = 0; i < 2; i++)
             if (a.bias && n + i < gate.rows) bias[0][i] = a.bias[gate.first + n + i], bias[1][i] = a.bias[up.first + n + i];
-#pragma unroll 1
-        for (u32 j = upper * (SUMS / 8); j < (upper + 1) * (SUMS / 8); j++)
 #pragma unroll
-            for (u32 c = 0; c < 2; c++) {
+        for (u32 h = 0; h < HALVES; h++)
+#pragma unroll
+            for (u32 j = 0; j < 16; j++) {
                 float v[2];
 #pragma unroll
                 for (u32 i = 0; i < 2; i++) {
-                    const float* from = sums + (4 * j + 2 * i + c) * 128;
-                    v[i] = activated(g.act, from[0] + bias[0][i], g.limit, g.slope) * other_factor(g.act, from[SUMS * 128] + bias[1][i], g.limit, g.slope);
+                    float low = acc[h][4 * j + 2 * i], high = acc[h][4 * j + 2 * i + 1];
+                    float own = upper ? high : low, got = shuffle_xor(upper ? low : high, 16u);
+                    v[i] = g.gating((upper ? got : own) + bias[0][i], (upper ? own : got) + bias[1][i]);
                 }
-                u32 at = row + j * 8 + lane() % 4 * 2 + c;
-                if (at >= rows) continue;
+                u32 at = row + h * 128 + j * 8 + lane() % 4 * 2 + upper;
+                if (at >= rows || n >= gate.rows) continue;
                 if (n + 1 < gate.rows) store_pair(a.y, at, n, v[0], v[1]);
                 else row_at(a.y, at)[n] = v[0];
             }

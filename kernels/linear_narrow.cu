@@ -11,7 +11,9 @@
 struct NarrowArgs {
     TensorArgs product;
     // Pairs of all parts, and of a block; warps of a pair.
-    u32 all_pairs, pairs, ways, spare;
+    u32 all_pairs, pairs, ways;
+    // Pairs are then of both parts by turns.
+    Gating gating;
 };
 
 // Chunks of activations in shared memory.
@@ -150,7 +152,9 @@ template <class F, u32 TILES, u32 AHEAD> DEVICE void multiply_narrow(const Narro
     // A warp without a pair only carries activations.
     bool any = pair < n.all_pairs;
     if (!any) pair = 0;
-    const Part& p = part_of(a, pair);
+    u32 part = pair % 2;
+    if (n.gating.on) pair /= 2;
+    const Part& p = n.gating.on ? a.part[part] : part_of(a, pair);
     // An odd last panel is met twice; the second time nobody looks.
     u32 mine = pair * 2 + lane() / 16, out = pair * 32 + lane();
     const u8* panel = panel_at(p, mine < panels_of(p) ? mine : pair * 2);
@@ -228,12 +232,25 @@ template <class F, u32 TILES, u32 AHEAD> DEVICE void multiply_narrow(const Narro
     if (!stores) return;
     // The warps of a pair share its rows; a lane has a weight row: 16 (g / 4) + 4 (g % 4) + 2 m + j / 2 is in lane (g, t), row 2 t + j % 2.
     u32 g = lane() / 4, m = lane() / 2 % 2;
-    const float* from = sums + (warp - way) * TILES * SUMS + (m * 4 + lane() % 2 * 2) * PLANE + m + lane() % 2 * 2 + g * 4;
+    u32 first = warp - way, rest = way, all = n.ways;
+    // Those of a gate and its other factor share the rows of both.
+    if (n.gating.on) first -= part * n.ways, rest += part * n.ways, all *= 2;
+    const float* from = sums + first * TILES * SUMS + (m * 4 + lane() % 2 * 2) * PLANE + m + lane() % 2 * 2 + g * 4;
 #pragma unroll 4
-    for (u32 row = way; row < TILES * 8; row += n.ways) {
+    for (u32 row = rest; row < TILES * 8; row += all) {
         if (a.first + row >= rows) break;
-        float total = 0.0f;
-        for (u32 w = 0; w < n.ways; w++) total += from[(w * TILES + row / 8) * SUMS + row % 2 * PLANE + row % 8 / 2];
+        auto sum = [&](u32 before) {
+            float total = 0.0f;
+            for (u32 w = before; w < before + n.ways; w++) total += from[(w * TILES + row / 8) * SUMS + row % 2 * PLANE + row % 8 / 2];
+            return total;
+        };
+        if (!F::INTEGER && n.gating.on) {
+            float gate = sum(0), up = sum(n.ways);
+            if (a.bias) gate += a.bias[a.part[0].first + out], up += a.bias[a.part[1].first + out];
+            store_one(a.y, a.first + row, out, n.gating(gate, up));
+            continue;
+        }
+        float total = sum(0);
         if (F::INTEGER) total *= gain;
         else if (a.exponents) total *= a.exponents[row];
         if (a.bias) total += bias;

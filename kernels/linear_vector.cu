@@ -18,6 +18,9 @@ struct VectorArgs {
     u32 panels;
     // All of one layout.
     Part part[4];
+    // Of the kernels that take panels of both parts by turns.
+    Gating gating;
+    u32 spare;
 };
 
 static const u32 MOST_WARPS = 8;
@@ -31,18 +34,25 @@ struct Panel {
     u32 number;
     const u8* weights;
 };
-DEVICE Panel panel_of(const VectorArgs& a, u32 panel) {
+template <bool GATED> DEVICE Panel panel_of(const VectorArgs& a, u32 panel) {
+    if (GATED) return {&a.part[panel % 2], panel / 2, panel_at(a.part[panel % 2], panel / 2)};
     u32 index = 0;
     while (index + 1 < a.parts && panel >= panels_of(a.part[index])) panel -= panels_of(a.part[index++]);
     return {&a.part[index], panel, panel_at(a.part[index], panel)};
 }
 
+// The panel that this block takes behind another.
+template <bool GATED> DEVICE u32 after(u32 panel) {
+    if (!GATED) return panel + gridDim.x;
+    return panel % 2 ? panel - 1 + 2 * gridDim.x : panel + 1;
+}
+
 // `sums`: [2][warps][R][16], a half for each second panel.
-template <class F, u32 R> DEVICE void multiply(const VectorArgs& a, float* sums) {
+template <class F, u32 R, bool GATED> DEVICE void multiply(const VectorArgs& a, float* sums) {
     // All parts are alike in what F looks at.
     const Part& p = a.part[0];
-    u32 index = blockIdx.x, warps = blockDim.x / 32, warp = threadIdx.x / 32, steps = (p.cols + F::STEP - 1) / F::STEP;
-    const u8* weights = panel_of(a, index).weights;
+    u32 index = GATED ? 2 * blockIdx.x : blockIdx.x, warps = blockDim.x / 32, warp = threadIdx.x / 32, steps = (p.cols + F::STEP - 1) / F::STEP;
+    const u8* weights = panel_of<GATED>(a, index).weights;
     const u32 AHEAD = F::ahead(R);
     typename F::W ahead[AHEAD] = {};
 #pragma unroll
@@ -54,8 +64,10 @@ template <class F, u32 R> DEVICE void multiply(const VectorArgs& a, float* sums)
     if (first >= rows) return;
     u32 count = rows - first < R ? rows - first : R;
     typename F::X x = rows_from(a, first, (const typename F::X*)nullptr);
+    // Of a gate's panel, until its other factor is there.
+    float gate[R] = {};
     for (u32 half = 0;; half ^= 1) {
-        const u8* next = index + gridDim.x < a.panels ? panel_of(a, index + gridDim.x).weights : nullptr;
+        const u8* next = after<GATED>(index) < a.panels ? panel_of<GATED>(a, after<GATED>(index)).weights : nullptr;
         // Read together with the next panel's first steps, long before it is needed.
         float gain = next_gain;
         if (F::INTEGER && next) next_gain = gain_of(next, threadIdx.x % 16);
@@ -92,17 +104,22 @@ template <class F, u32 R> DEVICE void multiply(const VectorArgs& a, float* sums)
         }
         barrier();
         // Whoever is through here writes the other half next, and passes another barrier before this one again.
-        Panel done = panel_of(a, index);
-        u32 r = threadIdx.x / 16, lane16 = threadIdx.x % 16, n = done.number * 16 + lane16;
-        for (; r < count && n < done.part->rows; r += blockDim.x / 16) {
+        Panel done = panel_of<GATED>(a, index);
+        u32 lane16 = threadIdx.x % 16, n = done.number * 16 + lane16;
+#pragma unroll
+        for (u32 i = 0; i < R; i++) {
+            u32 r = threadIdx.x / 16 + i * (blockDim.x / 16);
+            if (r >= count || n >= done.part->rows) break;
             float total = 0.0f;
             for (u32 w = 0; w < warps; w++) total += mine[(w * R + r) * 16 + lane16];
             if (F::INTEGER) total *= gain;
             if (a.bias) total += a.bias[done.part->first + n];
-            row_at(a.y, first + r)[done.part->first + n] = total;
+            if (!GATED) row_at(a.y, first + r)[done.part->first + n] = total;
+            else if (half == 0) gate[i] = total;
+            else row_at(a.y, first + r)[n] = a.gating(gate[i], total);
         }
         if (!next) return;
-        index += gridDim.x;
+        index = after<GATED>(index);
         weights = next;
     }
 }
@@ -164,7 +181,7 @@ DEVICE void multiply_f8(const VectorArgs& a, u8* memory, float* sums) {
     u32 g = lane() / 4, t = lane() % 4;
     Words4* words = (Words4*)memory + lane();
     float* powers = (float*)(memory + steps * 512);
-    const u8* weights = panel_of(a, index).weights;
+    const u8* weights = panel_of<false>(a, index).weights;
     F8Step ahead[AHEAD];
 #pragma unroll
     for (u32 i = 0; i < AHEAD; i++)
@@ -191,7 +208,7 @@ DEVICE void multiply_f8(const VectorArgs& a, u8* memory, float* sums) {
     }
     warp_barrier();
     for (u32 half = 0;; half ^= 1) {
-        const u8* next = index + gridDim.x < a.panels ? panel_of(a, index + gridDim.x).weights : nullptr;
+        const u8* next = index + gridDim.x < a.panels ? panel_of<false>(a, index + gridDim.x).weights : nullptr;
         float acc[8] = {};
         for (u32 step = warp; step < steps; step += AHEAD * warps) {
 #pragma unroll
@@ -229,7 +246,7 @@ DEVICE void multiply_f8(const VectorArgs& a, u8* memory, float* sums) {
         }
         barrier();
         // As in `multiply`.
-        Panel done = panel_of(a, index);
+        Panel done = panel_of<false>(a, index);
         u32 lane16 = threadIdx.x, n = done.number * 16 + lane16;
         if (lane16 < 16 && n < done.part->rows) {
             float total = 0.0f;
@@ -243,19 +260,23 @@ DEVICE void multiply_f8(const VectorArgs& a, u8* memory, float* sums) {
     }
 }
 
-// Grid: (up to all panels, rows / R); up to 8 warps. Widths are multiples of 32. `blocks`: of a processor, as src/ops/linear_launch.rs takes them.
-#define VECTOR(name, R, blocks, ...)                \
-    KERNEL_AT(256, blocks, name, VectorArgs) {      \
-        SHARED float sums[2 * MOST_WARPS * R * 16]; \
-        multiply<__VA_ARGS__, R>(a, sums);          \
+// Grid: (up to all panels, or half of them where they are taken by turns, rows / R); up to 8 warps. Widths are multiples of 32. `blocks`: of a processor,
+// as src/ops/linear_launch.rs takes them.
+#define VECTOR(name, R, blocks, GATED, ...)             \
+    KERNEL_AT(256, blocks, name, VectorArgs) {          \
+        SHARED float sums[2 * MOST_WARPS * R * 16];     \
+        multiply<__VA_ARGS__, R, GATED>(a, sums);       \
     }
-#define VECTORS(name, blocks, ...)            \
-    VECTOR(name##_1, 1, blocks, __VA_ARGS__)  \
-    VECTOR(name##_4, 4, 2, __VA_ARGS__)
+#define VECTORS(name, blocks, ...)                   \
+    VECTOR(name##_1, 1, blocks, false, __VA_ARGS__)  \
+    VECTOR(name##_4, 4, 2, false, __VA_ARGS__)
+#define GATED_VECTORS(name, blocks, ...)            \
+    VECTOR(name##_1, 1, blocks, true, __VA_ARGS__)  \
+    VECTOR(name##_4, 4, 2, true, __VA_ARGS__)
 VECTORS(vector_f32, 3, F32Lines)
 VECTORS(vector_bf16, 3, Bf16Lines)
 VECTORS(vector_f16, 3, F16Lines)
-VECTOR(vector_f8_4, 4, 2, F8Lines)
+VECTOR(vector_f8_4, 4, 2, false, F8Lines)
 // Dynamic shared memory: 516 bytes for each step of 128 k's.
 KERNEL_AT(256, 2, vector_f8_1, VectorArgs) {
     SHARED float sums[2 * MOST_WARPS * 16];
@@ -272,3 +293,4 @@ VECTORS(vector_i4_min, 3, IntegerLines<LAYOUT_I4, false, true>)
 VECTORS(vector_i4_half_min, 2, IntegerLines<LAYOUT_I4, true, true>)
 VECTORS(vector_table, 3, IntegerLines<LAYOUT_TABLE, false, false>)
 VECTORS(vector_table_half, 2, IntegerLines<LAYOUT_TABLE, true, false>)
+GATED_VECTORS(gated_bf16, 3, Bf16Lines)

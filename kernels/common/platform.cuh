@@ -70,6 +70,8 @@ DEVICE float root(float x) { return __fsqrt_rn(x); }
 DEVICE float exponential(float x) { return expf(x); }
 // 2^x to about two units in the last place; results below 2^-126 are 0.
 DEVICE float power_of_two(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+// 1 / x to about one unit in the last place.
+DEVICE float reciprocal(float x) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 DEVICE float round_even(float x) { return rintf(x); }
 DEVICE float largest(float a, float b) { return fmaxf(a, b); }
 DEVICE float smallest(float a, float b) { return fminf(a, b); }

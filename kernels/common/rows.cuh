@@ -35,6 +35,17 @@ DEVICE void store_one(const View& y, u32 row, u32 column, float v) {
     if (column % 2 == 0) *word_at(y, row, column) = pair_bf16(v, next);
 }
 
+// A product's two parts as a gate and what it is multiplied with, both of as many rows; neither with `on` 0.
+struct Gating {
+    u32 on;
+    // The gate's activation, x sigmoid(linear x + cubic x^3).
+    float linear, cubic;
+    DEVICE float operator()(float gate, float up) const {
+        const float LOG2_E = 1.4426950408889634f;
+        return gate * up * reciprocal(1.0f + power_of_two(-LOG2_E * gate * fused(cubic, gate * gate, linear)));
+    }
+};
+
 // Lets the next kernel begin and waits for those before. What comes first may only read what no kernel writes: weights, numbers of rows.
 DEVICE void begin() {
     let_next_begin();

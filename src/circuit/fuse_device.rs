@@ -3,8 +3,8 @@
 
 use super::tape::{Circuit, Node};
 use crate::ops::{
-    ActMul, ActQuantize, AddNorm, AddNormQuantize, CacheWrite, GatedLinear, HeadNorm, Heads, Kind, Linear, Norm, NormKind, Op, PREPARED_COLUMNS, Port,
-    Quantize, Rope, Value, WIDEST_HEAD, WeightId,
+    ActMul, ActQuantize, AddNorm, AddNormQuantize, CacheWrite, GatedLinear, HeadNorm, Heads, Kind, Linear, Norm, NormKind, Op,
+    PREPARED_COLUMNS, Port, Quantize, Rope, Value, WIDEST_HEAD, WeightId,
 };
 
 /// Applies all rules. `bf16` tells weights all of whose parts are bfloat16.

@@ -415,10 +415,8 @@ fn fill_codes(
 fn fill_f8(stored: &Stored, part: &Part, cols: usize, rows: Range<usize>, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
     let runs = cols.div_ceil(F8_RUN);
     let mut scale = sized(&mut scratch.scale, rows.len() * runs)?.chunks_mut(runs);
-    let rows: Vec<F8Row<'_>> = rows
-        .zip(&mut scale)
-        .map(|(row, scale)| F8Row { codes: stored.f8_row(part.stored(row), cols, scale), scale })
-        .collect();
+    let rows: Vec<F8Row<'_>> =
+        rows.zip(&mut scale).map(|(row, scale)| F8Row { codes: stored.f8_row(part.stored(row), cols, scale), scale }).collect();
     Layout::F8.fill_f8(cols, panel, &rows)
 }
 

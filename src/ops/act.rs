@@ -141,6 +141,16 @@ struct ActMulArgs {
 unsafe impl Args for ActMulArgs {}
 
 impl Activation {
+    /// `(a, b)` of those that are `x sigmoid(a x + b x^3)`; `up` is then a plain factor.
+    pub(super) fn as_sigmoid(self) -> Option<(f32, f32)> {
+        match self {
+            Activation::Silu => Some((1.0, 0.0)),
+            // (1 + tanh(u)) / 2 = sigmoid(2 u).
+            Activation::GeluTanh => Some((1.595_769_1, 1.595_769_1 * 0.044_715)),
+            _ => None,
+        }
+    }
+
     /// Its number in kernels/act.cu, `limit` and `slope` there.
     pub(super) fn kernel(self) -> (u32, f32, f32) {
         match self {

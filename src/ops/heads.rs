@@ -47,6 +47,9 @@ pub struct Heads {
 pub(crate) const WIDEST_HEAD: usize = 512;
 
 const HEADS: Kernel = Kernel { file: "heads", name: "heads" };
+const HEADS_OF_MANY: Kernel = Kernel { file: "heads", name: "heads_of_many" };
+/// Rows that fill a device with a warp for four heads.
+const MANY_ROWS: usize = 64;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -163,7 +166,10 @@ impl Op for Heads {
             pairs: u32::from(self.style == RopeStyle::Pairs),
             state: gpu.kv_index(self.state),
         };
-        gpu.launch(HEADS, Grid::new([gpu.rows(self.y), (heads + 2 * self.spec.heads).div_ceil(4), 1], 128).early(), &args)
+        let (rows, all) = (gpu.rows(self.y), heads + 2 * self.spec.heads);
+        let many = rows >= MANY_ROWS && self.head_dim.max(self.spec.value_dim) <= 128;
+        let (kernel, each) = if many { (HEADS_OF_MANY, 16) } else { (HEADS, 4) };
+        gpu.launch(kernel, Grid::new([rows, all.div_ceil(each), 1], 128).early(), &args)
     }
 
     op_by_row!(2);

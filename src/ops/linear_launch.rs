@@ -27,6 +27,19 @@ unsafe impl Args for LinearArgs {}
 /// Parts that a launch takes together.
 const TOGETHER: usize = 4;
 
+/// Whether a product's two parts are a gate and what it is multiplied with, and the gate's activation: kernels/common/rows.cuh.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Gating {
+    on: u32,
+    linear: f32,
+    cubic: f32,
+}
+
+impl Gating {
+    const NONE: Gating = Gating { on: 0, linear: 0.0, cubic: 0.0 };
+}
+
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct VectorArgs {
@@ -37,6 +50,8 @@ struct VectorArgs {
     parts: u32,
     panels: u32,
     part: [Part; TOGETHER],
+    gating: Gating,
+    spare: u32,
 }
 
 // SAFETY: the struct of kernels/linear_vector.cu.
@@ -87,7 +102,7 @@ struct NarrowArgs {
     all_pairs: u32,
     pairs: u32,
     ways: u32,
-    spare: u32,
+    gating: Gating,
 }
 
 // SAFETY: the struct of kernels/linear_narrow.cu.
@@ -97,9 +112,7 @@ unsafe impl Args for NarrowArgs {}
 #[repr(C)]
 struct GatedArgs {
     product: TensorArgs,
-    act: u32,
-    limit: f32,
-    slope: f32,
+    gating: Gating,
     spare: u32,
 }
 
@@ -283,7 +296,7 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     let blocks = |panels: usize| -> usize { parts.iter().map(|p| (p.rows as usize).div_ceil(16 * panels)).sum() };
     let args = TensorArgs { y, bias, words, factors, exponents, first, tiles: tiles as u32, limbs, parts: count, part };
     let (narrow, wide) = tensor_kernels(&parts[0]);
-    let plan = (tiles <= NARROW / TILE).then(|| Plan::new(&parts[0], format, blocks(2), tiles, gpu));
+    let plan = (tiles <= NARROW / TILE).then(|| Plan::new(&parts[0], format, blocks(2), tiles, Gating::NONE, gpu));
     let prepare = PrepareArgs {
         x,
         q,
@@ -320,31 +333,38 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     gpu.launch(kernel, Grid::new([rows.div_ceil(most), blocks(GROUP_PANELS), 1], threads).shared(shared).early(), &args)
 }
 
-/// Queues a product with its activation in one kernel, where there is one for these rows; whether it did.
+/// Queues a product with its activation in one kernel, where there is one; whether it did.
 pub(super) fn gated(op: &GatedLinear, gpu: &Gpu<'_>) -> Result<bool> {
-    let parts = gpu.parts(op.linear.weight);
-    let (Some((tiles, Words::Groups)), [first, second]) = (gpu.words(op.linear.x), parts) else { return Ok(false) };
-    if first.rows != second.rows || [first, second].iter().any(|part| part.kind != LayoutKind::Bf16) {
+    let (linear, parts, rows) = (&op.linear, gpu.parts(op.linear.weight), gpu.rows(op.act.y));
+    let ([first, second], Some((a, b))) = (parts, op.act.act.as_sigmoid()) else { return Ok(false) };
+    let takes = |part: &Part| part.kind == LayoutKind::Bf16 && part.cols.is_multiple_of(32);
+    if first.rows != second.rows || !takes(first) || !takes(second) {
         return Ok(false);
     }
-    let (gate, up) = if op.up_first { (second, first) } else { (first, second) };
-    let (act, limit, slope) = op.act.act.kernel();
-    let product = TensorArgs {
-        y: gpu.view(op.act.y),
-        bias: gpu.vector(op.linear.bias),
-        words: gpu.view(op.linear.x).data,
-        factors: 0,
-        exponents: 0,
-        first: 0,
-        tiles: tiles as u32,
-        limbs: 1,
-        parts: 2,
-        part: [*gate, *up, Part::NONE, Part::NONE],
-    };
-    let (rows, blocks) = (gpu.rows(op.act.y), (gate.rows as usize).div_ceil(16 * GROUP_PANELS / 2));
+    let gating = Gating { on: 1, linear: a, cubic: b };
+    let both = if op.up_first { [*second, *first] } else { [*first, *second] };
+    let (y, bias) = (gpu.view(op.act.y), gpu.vector(linear.bias));
+    if rows <= FEW {
+        vector_of(&both, linear, y, rows, gating, gpu)?;
+        return Ok(true);
+    }
+    let Some((tiles, order)) = gpu.words(linear.x) else { return Ok(false) };
+    let (words, mut part) = (gpu.view(linear.x).data, [Part::NONE; TOGETHER]);
+    part[..2].copy_from_slice(&both);
+    let product = TensorArgs { y, bias, words, factors: 0, exponents: 0, first: 0, tiles: tiles as u32, limbs: 1, parts: 2, part };
+    if rows <= NARROW {
+        let pairs = 2 * (first.rows as usize).div_ceil(32);
+        let plan = Plan::new(first, &Format::of(first, true), pairs, tiles, gating, gpu);
+        plan.launch(gpu, tensor_kernels(first).0[tiles.ilog2() as usize], product)?;
+        return Ok(true);
+    }
+    if order != Words::Groups {
+        return Ok(false);
+    }
+    let blocks = (first.rows as usize).div_ceil(16 * GROUP_PANELS / 2);
     let Block { kernel, rows: most, threads, shared } = fitting(group_blocks(["gated_bf16_128", "gated_bf16_256"]), rows, blocks, gpu);
     let grid = Grid::new([rows.div_ceil(most), blocks, 1], threads).shared(shared).early();
-    gpu.launch(kernel, grid, &GatedArgs { product, act, limit, slope, spare: 0 })?;
+    gpu.launch(kernel, grid, &GatedArgs { product, gating, spare: 0 })?;
     Ok(true)
 }
 
@@ -419,6 +439,7 @@ struct Plan {
     tiles: usize,
     /// Bytes of activations that a block has in shared memory.
     ring: usize,
+    gating: Gating,
 }
 
 /// Warps of a block, and chunks of its ring: as in kernels/linear_narrow.cu.
@@ -429,7 +450,7 @@ const BLOCK_COST: usize = 32 << 10;
 
 impl Plan {
     /// The plan whose slowest multiprocessor reads least, when each of them has a block at a time.
-    fn new(part: &Part, format: &Format, all_pairs: usize, tiles: usize, gpu: &Gpu<'_>) -> Plan {
+    fn new(part: &Part, format: &Format, all_pairs: usize, tiles: usize, gating: Gating, gpu: &Gpu<'_>) -> Plan {
         let (steps, ahead) = (part.cols as usize / if format.integer { 32 } else { 16 }, ahead(part, tiles));
         // Bytes of a step: a pair's weights, and all activations.
         let weights = stage_bytes(part);
@@ -438,7 +459,7 @@ impl Plan {
         let plan = |pairs: usize| {
             let most = (gpu.shared() / (RING * chunk)).min(steps.div_ceil(ahead)).min(NARROW_WARPS / pairs);
             let ways = most.max(1);
-            Plan { all_pairs, pairs, ways, tiles, ring: RING * chunk * ways }
+            Plan { all_pairs, pairs, ways, tiles, ring: RING * chunk * ways, gating }
         };
         let cost = |plan: &Plan| {
             // Few warps leave some of the bandwidth unused.
@@ -446,7 +467,9 @@ impl Plan {
             let read = steps * (plan.pairs * weights + words / 2) * NARROW_WARPS / warps;
             all_pairs.div_ceil(plan.pairs).div_ceil(gpu.processors()) * (BLOCK_COST + read)
         };
-        [1, 2, 3, 4, 6].map(plan).into_iter().min_by_key(cost).expect("there are some")
+        // A gate and its other factor are in one block.
+        let fits = |plan: &Plan| gating.on == 0 || plan.pairs.is_multiple_of(2);
+        [1, 2, 3, 4, 6].map(plan).into_iter().filter(fits).min_by_key(cost).expect("there are some")
     }
 
     fn launch(&self, gpu: &Gpu<'_>, name: &'static str, product: TensorArgs) -> Result<()> {
@@ -454,7 +477,7 @@ impl Plan {
         let shared = self.ring.max(warps * self.tiles * 1152);
         let grid = Grid::new([self.all_pairs.div_ceil(self.pairs), 1, 1], 32 * warps).shared(shared).early();
         let (all_pairs, pairs, ways) = (self.all_pairs as u32, self.pairs as u32, self.ways as u32);
-        gpu.launch(Kernel { file: "linear_narrow", name }, grid, &NarrowArgs { product, all_pairs, pairs, ways, spare: 0 })
+        gpu.launch(Kernel { file: "linear_narrow", name }, grid, &NarrowArgs { product, all_pairs, pairs, ways, gating: self.gating })
     }
 }
 
@@ -560,8 +583,13 @@ fn resident(part: &Part) -> usize {
 
 /// Each weight is read once for up to four rows.
 fn vector(op: &Linear, gpu: &Gpu<'_>, parts: &[Part]) -> Result<()> {
-    let rows = gpu.rows(op.y);
-    let [one, four] = vector_kernels(&parts[0]);
+    vector_of(parts, op, gpu.view(op.y), gpu.rows(op.y), Gating::NONE, gpu)
+}
+
+/// As `vector`, for `rows` rows that are written to `y`.
+fn vector_of(parts: &[Part], op: &Linear, y: View, rows: usize, gating: Gating, gpu: &Gpu<'_>) -> Result<()> {
+    let gated = ["gated_bf16_1", "gated_bf16_4"].map(|name| Kernel { file: "linear_vector", name });
+    let [one, four] = if gating.on == 1 { gated } else { vector_kernels(&parts[0]) };
     let (kernel, together) = if rows == 1 { (one, 1) } else { (four, 4) };
     let step = match parts[0].kind {
         LayoutKind::F32 => 8,
@@ -576,8 +604,9 @@ fn vector(op: &Linear, gpu: &Gpu<'_>, parts: &[Part]) -> Result<()> {
     let threads = 32 * warps((parts[0].cols as usize).div_ceil(step));
     let mut part = [Part::NONE; TOGETHER];
     part[..parts.len()].copy_from_slice(parts);
-    let (x, q, y, bias) = (gpu.view(op.x), gpu.view(op.q), gpu.view(op.y), gpu.vector(op.bias));
-    let args = VectorArgs { x, q, y, bias, parts: parts.len() as u32, panels: panels as u32, part };
-    let blocks = panels.min(gpu.processors() * resident(&parts[0]));
+    let (x, q, bias) = (gpu.view(op.x), gpu.view(op.q), gpu.vector(op.bias));
+    let args = VectorArgs { x, q, y, bias, parts: parts.len() as u32, panels: panels as u32, part, gating, spare: 0 };
+    // A gate and its other factor are a block's.
+    let blocks = (panels / if gating.on == 1 { 2 } else { 1 }).min(gpu.processors() * resident(&parts[0]));
     gpu.launch(kernel, Grid::new([blocks, rows.div_ceil(together), 1], threads).shared(shared).early(), &args)
 }

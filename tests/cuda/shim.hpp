@@ -257,6 +257,7 @@ DEVICE float plus(float a, float b) { return a + b; }
 DEVICE float over(float a, float b) { return a / b; }
 DEVICE float root(float x) { return sqrtf(x); }
 DEVICE float exponential(float x) { return expf(x); }
+DEVICE float reciprocal(float x) { return 1.0f / x; }
 DEVICE float power_of_two(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
 DEVICE float round_even(float x) { return nearbyintf(x); }
 DEVICE float largest(float a, float b) { return fmaxf(a, b); }

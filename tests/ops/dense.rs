@@ -139,7 +139,9 @@ fn products_of_many_rows() {
 fn embeddings_and_rotations() {
     let declare = |d: &mut Declarations| vec![d.matrix("e", 32, 64).0];
     for layout in [Layout::Bf16, Layout::F8] {
-        compare(&format!("embed {layout:?}"), declare, layout, 1e-6, |b, w| b.t.op(Embed { table: WeightId(w[0]), factor: 3.0, y: Value::NONE }));
+        compare(&format!("embed {layout:?}"), declare, layout, 1e-6, |b, w| {
+            b.t.op(Embed { table: WeightId(w[0]), factor: 3.0, y: Value::NONE })
+        });
     }
     let declare = |d: &mut Declarations| vec![d.constant("f", vec![1.0, 0.3, 0.1, 0.01]).0];
     for style in [RopeStyle::Halves, RopeStyle::Pairs] {
@@ -212,7 +214,12 @@ fn prepared_for_products() {
         b.t.op(product(x, w))
     });
     // The gate's half first, or second: a kernel for many rows keeps both. With rows of words, and of f32 where another width is read.
-    for (half, up_first, bias) in [(192, false, false), (192, true, true), (100, false, true)] {
+    for (half, up_first, bias, act) in [
+        (192, false, false, Activation::Silu),
+        (192, true, true, Activation::GeluTanh),
+        (100, false, true, Activation::Silu),
+        (192, false, false, Activation::Relu2),
+    ] {
         let declare = move |d: &mut Declarations| {
             let gated = d.stacked("g", &[("gate", half), ("up", half)], 128).0;
             vec![d.matrix("w", 148, half).0, gated, d.vector("b", 2 * half, 0.0).0, d.vector("n", 128, 0.0).0]
@@ -224,7 +231,7 @@ fn prepared_for_products() {
             let h = b.t.op(ops::Linear { x, q: Value::NONE, weight: WeightId(w[1]), bias, y: Value::NONE });
             let (first, second) = (b.t.slice(h, 0, half), b.t.slice(h, half, half));
             let (gate, up) = if up_first { (second, first) } else { (first, second) };
-            let x = b.t.op(ActMul { act: Activation::Silu, gate, up, y: Value::NONE });
+            let x = b.t.op(ActMul { act, gate, up, y: Value::NONE });
             b.t.op(product(x, w))
         });
     }
@@ -235,7 +242,9 @@ fn prepared_for_products() {
         let (x, y) = (b.t.op(product(x, w)), b.t.slice(x, 0, 148));
         b.t.add(x, y)
     });
-    for (heads, kv_heads, dim, dtype) in [(4, 2, 128, KvType::F16), (4, 2, 64, KvType::F16), (2, 1, 96, KvType::F16), (2, 1, 32, KvType::F32)] {
+    for (heads, kv_heads, dim, dtype) in
+        [(4, 2, 128, KvType::F16), (4, 2, 64, KvType::F16), (2, 1, 96, KvType::F16), (2, 1, 32, KvType::F32)]
+    {
         let spec = KvSpec { heads: kv_heads, key_dim: dim, value_dim: dim, dtype };
         let declare = move |d: &mut Declarations| {
             d.kv(spec);

@@ -307,7 +307,13 @@ fn fill_f8_lane(panel: &mut [u8], lane: usize, row: &F8Row<'_>) {
                 group[lane * 2..lane * 2 + 2].copy_from_slice(pair);
             }
         }
-        let shown = if run.iter().any(|code| code & 0x7f == 0x7f) { f32::NAN } else if zero { last } else { scale };
+        let shown = if run.iter().any(|code| code & 0x7f == 0x7f) {
+            f32::NAN
+        } else if zero {
+            last
+        } else {
+            scale
+        };
         let at = (index * LANES + lane) * 4;
         scales[at..at + 4].copy_from_slice(&shown.to_le_bytes());
     }

@@ -7,8 +7,8 @@
 use super::device::{Device, Entered};
 use super::launch::{Grid, Kernel, Launch};
 use super::memory::Pinned;
-use super::times::Times;
 use super::sys::{self, CUevent, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig, CUstream};
+use super::times::Times;
 use crate::ensure;
 use crate::error::Result;
 use std::cell::Cell;
