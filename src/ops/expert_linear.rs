@@ -277,6 +277,7 @@ fn kernels(kind: LayoutKind) -> (Kernel, Option<Kernel>) {
         LayoutKind::F32 => ("expert_linear_f32", "expert_linear_f32_together"),
         LayoutKind::Bf16 => ("expert_linear_bf16", "expert_linear_bf16_together"),
         LayoutKind::F16 => ("expert_linear_f16", "expert_linear_f16_together"),
+        LayoutKind::F8 => ("expert_linear_f8", "expert_linear_f8_together"),
         LayoutKind::I8 => ("expert_linear_i8", "expert_linear_i8_together"),
         LayoutKind::I4 => ("expert_linear_i4", "expert_linear_i4_together"),
         LayoutKind::Table => ("expert_linear_table", "expert_linear_table_together"),

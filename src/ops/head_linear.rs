@@ -84,6 +84,7 @@ fn kernels(kind: LayoutKind) -> (Kernel, Option<Kernel>) {
         LayoutKind::F32 => ("head_linear_f32", Some("head_linear_f32_together")),
         LayoutKind::Bf16 => ("head_linear_bf16", Some("head_linear_bf16_together")),
         LayoutKind::F16 => ("head_linear_f16", Some("head_linear_f16_together")),
+        LayoutKind::F8 => ("head_linear_f8", Some("head_linear_f8_together")),
         LayoutKind::I8 => ("head_linear_i8", None),
         LayoutKind::I4 => ("head_linear_i4", None),
         LayoutKind::Table => ("head_linear_table", None),

@@ -255,7 +255,7 @@ impl Format {
     fn of(part: &Part, rounds: bool) -> Format {
         let (order, limbs, integer) = match part.kind {
             // Three pieces of bfloat16 are all bits of an f32; two of f16 and the row's exponent are nearly all.
-            LayoutKind::F32 | LayoutKind::Bf16 => (Order::Bf16, if rounds { 1 } else { 3 }, false),
+            LayoutKind::F32 | LayoutKind::Bf16 | LayoutKind::F8 => (Order::Bf16, if rounds { 1 } else { 3 }, false),
             LayoutKind::F16 => (Order::F16, 2, false),
             LayoutKind::I8 => (Order::I8, 1, true),
             LayoutKind::I4 => (Order::I4, 1, true),
@@ -402,6 +402,7 @@ fn group_kernels(part: &Part, gpu: &Gpu<'_>) -> Option<[Block; 2]> {
         (LayoutKind::F32, ..) => return None,
         (LayoutKind::Bf16, ..) => named!("bf16"),
         (LayoutKind::F16, ..) => named!("f16"),
+        (LayoutKind::F8, ..) => named!("f8"),
         // Integers are rounded to f16 there.
         _ if !gpu.rounds() => return None,
         (LayoutKind::I8, 16, 0) => named!("i8_half"),
@@ -415,7 +416,8 @@ fn group_kernels(part: &Part, gpu: &Gpu<'_>) -> Option<[Block; 2]> {
         (LayoutKind::Table, 16, _) => named!("table_half"),
         (LayoutKind::Table, ..) => named!("table"),
     };
-    if !gpu.has_groups() || !part.cols.is_multiple_of(64) {
+    // Stages of 64; of 8-bit floats whole runs.
+    if !gpu.has_groups() || !part.cols.is_multiple_of(part.block.max(64)) {
         return None;
     }
     Some(group_blocks(names))
@@ -504,6 +506,7 @@ fn ahead(part: &Part, tiles: usize) -> usize {
     let by_tiles: [usize; 3] = match (part.kind, part.block) {
         (LayoutKind::F32 | LayoutKind::Bf16, _) => [8, 8, 8],
         (LayoutKind::F16, _) => [6, 6, 6],
+        (LayoutKind::F8, _) => [12, 8, 8],
         (LayoutKind::I8, 32) => [6, 4, 3],
         (_, 32) => [8, 6, 3],
         _ => [4, 3, 3],
@@ -516,6 +519,8 @@ fn stage_bytes(part: &Part) -> usize {
     let scales = if part.block == 16 { 128 } else { 64 } * (1 + part.min as usize);
     match part.kind {
         LayoutKind::F32 | LayoutKind::Bf16 | LayoutKind::F16 => 1024,
+        // Scales lie in front of the panel.
+        LayoutKind::F8 => 512,
         LayoutKind::I8 => 1024 + scales,
         LayoutKind::I4 | LayoutKind::Table => 512 + scales,
     }
@@ -534,6 +539,7 @@ fn tensor_kernels(part: &Part) -> ([&'static str; 3], [&'static str; 2]) {
     match (part.kind, part.block, part.min) {
         (LayoutKind::F32 | LayoutKind::Bf16, ..) => named!("bf16", "32"),
         (LayoutKind::F16, ..) => named!("f16", "32"),
+        (LayoutKind::F8, ..) => named!("f8", "32"),
         (LayoutKind::I8, 16, 0) => named!("i8_half", "16"),
         (LayoutKind::I8, 16, _) => named!("i8_half_min", "16"),
         (LayoutKind::I8, _, 0) => named!("i8", "16"),
@@ -564,6 +570,7 @@ fn vector_kernels(part: &Part) -> [Kernel; 2] {
         (LayoutKind::F32, ..) => ["vector_f32_1", "vector_f32_4"],
         (LayoutKind::Bf16, ..) => ["vector_bf16_1", "vector_bf16_4"],
         (LayoutKind::F16, ..) => ["vector_f16_1", "vector_f16_4"],
+        (LayoutKind::F8, ..) => ["vector_f8_1", "vector_f8_4"],
         (LayoutKind::I8, 16, 0) => ["vector_i8_half_1", "vector_i8_half_4"],
         (LayoutKind::I8, 16, _) => ["vector_i8_half_min_1", "vector_i8_half_min_4"],
         (LayoutKind::I8, _, 0) => ["vector_i8_1", "vector_i8_4"],
@@ -589,7 +596,7 @@ const MOST_WARPS: usize = 8;
 /// Blocks that a multiprocessor has at a time, as kernels/linear_vector.cu says.
 fn resident(part: &Part) -> usize {
     match (part.kind, part.block, part.min) {
-        (LayoutKind::I8, ..) | (LayoutKind::I4, 16, 1) | (LayoutKind::Table, 16, _) => 2,
+        (LayoutKind::F8 | LayoutKind::I8, ..) | (LayoutKind::I4, 16, 1) | (LayoutKind::Table, 16, _) => 2,
         _ => 3,
     }
 }
@@ -607,9 +614,13 @@ fn vector_of(parts: &[Part], op: &Linear, y: View, rows: usize, gating: Gating, 
     let step = match parts[0].kind {
         LayoutKind::F32 => 8,
         LayoutKind::Bf16 | LayoutKind::F16 => 16,
+        LayoutKind::F8 => 128,
         _ => 256,
     };
     let panels = panels(parts);
+    // One row of activations for tensor cores; more of them than there is room for go the other way.
+    let shared = if parts[0].kind == LayoutKind::F8 && rows == 1 { (parts[0].cols as usize).div_ceil(step) * 516 } else { 0 };
+    let (kernel, together, shared) = if shared > gpu.shared() - (2 << 10) { (four, 4, 0) } else { (kernel, together, shared) };
     let threads = 32 * warps((parts[0].cols as usize).div_ceil(step));
     let mut part = [Part::NONE; TOGETHER];
     part[..parts.len()].copy_from_slice(parts);
@@ -617,5 +628,5 @@ fn vector_of(parts: &[Part], op: &Linear, y: View, rows: usize, gating: Gating, 
     let args = VectorArgs { x, q, y, bias, parts: parts.len() as u32, panels: panels as u32, part, gating, spare: 0 };
     // A gate and its other factor are a block's.
     let blocks = (panels / if gating.on == 1 { 2 } else { 1 }).min(gpu.processors() * resident(&parts[0]));
-    gpu.launch(kernel, Grid::new([blocks, rows.div_ceil(together), 1], threads).early(), &args)
+    gpu.launch(kernel, Grid::new([blocks, rows.div_ceil(together), 1], threads).shared(shared).early(), &args)
 }

@@ -139,6 +139,22 @@ impl Avx2 {
     }
 }
 
+/// Pairs of 8-bit floats as half floats of the same fields, so divided by 2^8: the first of each, the second. The conversion from half floats
+/// keeps what is subnormal, whatever the thread does with such numbers.
+///
+/// # Safety
+/// Needs AVX2.
+#[inline(always)]
+pub(super) unsafe fn halves_of_f8(pairs: __m256i) -> (__m256i, __m256i) {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        // A shift copies the sign beside itself, where the exponent's first bit is to be 0.
+        let fields = _mm256_set1_epi16(0xbf80u16 as i16);
+        let second = _mm256_and_si256(_mm256_srai_epi16::<1>(pairs), fields);
+        (_mm256_and_si256(_mm256_srai_epi16::<1>(_mm256_slli_epi16::<8>(pairs)), fields), second)
+    }
+}
+
 /// SAFETY (of every block here): the caller has the instruction set, and its pointer is good for the bytes that the method's name
 /// promises, so also for its second half.
 impl Lanes for Avx2 {
@@ -228,6 +244,15 @@ impl Lanes for Avx2 {
     unsafe fn load_f16(p: *const u8) -> Self::F {
         // SAFETY: see above.
         unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast()))] }
+    }
+    #[inline(always)]
+    unsafe fn load_f8(p: *const u8) -> (Self::F, Self::F) {
+        // SAFETY: see above.
+        unsafe {
+            let (first, second) = halves_of_f8(_mm256_loadu_si256(p.cast()));
+            let wide = |h| [_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(h))];
+            (wide(first), wide(second))
+        }
     }
     #[inline(always)]
     unsafe fn store_f16(p: *mut u8, x: Self::F) {
