@@ -48,7 +48,7 @@ pub(in super::super) unsafe fn matmul(p: &Product<'_>) {
                 Layout::I4 { min: true, .. } => tiles::<ROWS, I4, true, true>(p, x, stride, t),
                 Layout::I4Table { block: 32, ref table } => tiles::<ROWS, TABLE, false, false>(p, x, stride, table),
                 Layout::I4Table { ref table, .. } => tiles::<ROWS, TABLE, true, false>(p, x, stride, table),
-                Layout::F32 | Layout::Bf16 | Layout::F16 => {}
+                Layout::F32 | Layout::Bf16 | Layout::F16 | Layout::F8 => {}
             }
         }
         if many.end < p.rows.end {
