@@ -96,8 +96,9 @@ fn run(a: &Arguments) -> metrale::error::Result<()> {
         made.clone()
     });
     for name in &a.types {
-        let dtype =
-            [DType::BF16, DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q5K, DType::Q6K].into_iter().find(|d| d.name() == name);
+        let dtype = [DType::BF16, DType::F16, DType::F8E4M3, DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q5K, DType::Q6K]
+            .into_iter()
+            .find(|d| d.name() == name);
         let Some(dtype) = dtype else {
             println!("{name}: no such type here");
             continue;

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)] // argument structs
 
 use super::linear::Linear;
+use super::linear_plan::Plan;
 use super::{GatedLinear, Gpu, LayoutKind, Part, Value, View, Words};
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
@@ -30,14 +31,14 @@ const TOGETHER: usize = 4;
 /// Whether a product's two parts are a gate and what it is multiplied with, and the gate's activation: kernels/common/rows.cuh.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Gating {
-    on: u32,
+pub(super) struct Gating {
+    pub on: u32,
     linear: f32,
     cubic: f32,
 }
 
 impl Gating {
-    const NONE: Gating = Gating { on: 0, linear: 0.0, cubic: 0.0 };
+    pub const NONE: Gating = Gating { on: 0, linear: 0.0, cubic: 0.0 };
 }
 
 #[derive(Clone, Copy)]
@@ -79,7 +80,7 @@ unsafe impl Args for PrepareArgs {}
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct TensorArgs {
+pub(super) struct TensorArgs {
     y: View,
     bias: u64,
     words: u64,
@@ -94,19 +95,6 @@ struct TensorArgs {
 
 // SAFETY: the struct of kernels/formats/fragments.cuh.
 unsafe impl Args for TensorArgs {}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct NarrowArgs {
-    product: TensorArgs,
-    all_pairs: u32,
-    pairs: u32,
-    ways: u32,
-    gating: Gating,
-}
-
-// SAFETY: the struct of kernels/linear_narrow.cu.
-unsafe impl Args for NarrowArgs {}
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -211,7 +199,7 @@ pub(super) fn scratch(op: &Linear, width: &dyn Fn(Value) -> usize, rows: usize) 
 /// The order of activations that a format's products take: kernels/formats/fragments.cuh.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-enum Order {
+pub(super) enum Order {
     Bf16,
     F16,
     I8,
@@ -221,12 +209,12 @@ enum Order {
 
 /// How activations are laid for a layout.
 #[derive(Clone, Copy)]
-struct Format {
+pub(super) struct Format {
     order: Order,
     /// Pieces that an element is cut into.
-    limbs: usize,
+    pub limbs: usize,
     /// Whether products are those of integers.
-    integer: bool,
+    pub integer: bool,
     /// Whether rows are divided by powers of two, so that f16 holds them.
     exponents: bool,
 }
@@ -434,88 +422,8 @@ fn group_blocks(names: [&'static str; 2]) -> [Block; 2] {
     [block(names[0], 128, 8), block(names[1], 256, 6)]
 }
 
-/// How the blocks of the kernel for up to [`NARROW`] rows share the work.
-struct Plan {
-    /// Pairs of panels, of all parts and of a block.
-    all_pairs: usize,
-    pairs: usize,
-    /// Warps of a pair.
-    ways: usize,
-    tiles: usize,
-    /// Bytes of activations that a block has in shared memory.
-    ring: usize,
-    gating: Gating,
-}
-
-/// Warps of a block, and chunks of its ring: as in kernels/linear_narrow.cu.
-const NARROW_WARPS: usize = 12;
-const RING: usize = 3;
-/// What it takes to begin a block, as bytes that a multiprocessor reads meanwhile.
-const BLOCK_COST: usize = 32 << 10;
-
-impl Plan {
-    /// The plan whose slowest multiprocessor reads least, when each of them has a block at a time.
-    fn new(part: &Part, format: &Format, all_pairs: usize, tiles: usize, gating: Gating, gpu: &Gpu<'_>) -> Plan {
-        let (steps, ahead) = (part.cols as usize / if format.integer { 32 } else { 16 }, ahead(part, tiles));
-        // Bytes of a step: a pair's weights, and all activations.
-        let weights = stage_bytes(part);
-        let (words, chunk) = (step_bytes(format, tiles), chunk_bytes(part, format, tiles));
-        let plan = |pairs: usize| {
-            let most = (gpu.shared() / (RING * chunk)).min(steps.div_ceil(ahead)).min(NARROW_WARPS / pairs);
-            let ways = most.max(1);
-            Plan { all_pairs, pairs, ways, tiles, ring: RING * chunk * ways, gating }
-        };
-        let cost = |plan: &Plan| {
-            // Few warps leave some of the bandwidth unused.
-            let warps = (plan.pairs * plan.ways).max(NARROW_WARPS / 2);
-            let read = steps * (plan.pairs * weights + words / 2) * NARROW_WARPS / warps;
-            all_pairs.div_ceil(plan.pairs).div_ceil(gpu.processors()) * (BLOCK_COST + read)
-        };
-        // A gate and its other factor are in one block.
-        let fits = |plan: &Plan| gating.on == 0 || plan.pairs.is_multiple_of(2);
-        [1, 2, 3, 4, 6].map(plan).into_iter().filter(fits).min_by_key(cost).expect("there are some")
-    }
-
-    /// The same shares of k for fewer rows, which take less room.
-    fn for_tiles(self, part: &Part, format: &Format, tiles: usize) -> Plan {
-        Plan { tiles, ring: RING * chunk_bytes(part, format, tiles) * self.ways, ..self }
-    }
-
-    fn launch(&self, gpu: &Gpu<'_>, name: &'static str, product: TensorArgs) -> Result<()> {
-        let warps = self.pairs * self.ways;
-        let shared = self.ring.max(warps * self.tiles * 1152);
-        let grid = Grid::new([self.all_pairs.div_ceil(self.pairs), 1, 1], 32 * warps).shared(shared).early();
-        let (all_pairs, pairs, ways) = (self.all_pairs as u32, self.pairs as u32, self.ways as u32);
-        gpu.launch(Kernel { file: "linear_narrow", name }, grid, &NarrowArgs { product, all_pairs, pairs, ways, gating: self.gating })
-    }
-}
-
-/// Bytes of a step's activations.
-fn step_bytes(format: &Format, tiles: usize) -> usize {
-    tiles * (256 * format.limbs + if format.integer { 64 } else { 0 })
-}
-
-/// Bytes of a warp's share of a chunk of the ring.
-fn chunk_bytes(part: &Part, format: &Format, tiles: usize) -> usize {
-    let ahead = ahead(part, tiles);
-    step_bytes(format, tiles) * if ahead.is_multiple_of(2) { ahead / 2 } else { ahead }
-}
-
-/// Steps of weights that a lane of the kernel for up to [`NARROW`] rows has on their way: as in kernels/linear_narrow.cu.
-fn ahead(part: &Part, tiles: usize) -> usize {
-    let by_tiles: [usize; 3] = match (part.kind, part.block) {
-        (LayoutKind::F32 | LayoutKind::Bf16, _) => [8, 8, 8],
-        (LayoutKind::F16, _) => [6, 6, 6],
-        (LayoutKind::F8, _) => [12, 8, 8],
-        (LayoutKind::I8, 32) => [6, 4, 3],
-        (_, 32) => [8, 6, 3],
-        _ => [4, 3, 3],
-    };
-    by_tiles[tiles.ilog2() as usize]
-}
-
 /// Bytes of a panel's two steps.
-fn stage_bytes(part: &Part) -> usize {
+pub(super) fn stage_bytes(part: &Part) -> usize {
     let scales = if part.block == 16 { 128 } else { 64 } * (1 + part.min as usize);
     match part.kind {
         LayoutKind::F32 | LayoutKind::Bf16 | LayoutKind::F16 => 1024,

@@ -37,6 +37,7 @@ mod lanes;
 mod last_rows;
 mod linear;
 mod linear_launch;
+mod linear_plan;
 mod mamba2;
 mod mean_groups;
 mod ngram;
