@@ -355,7 +355,7 @@ fn common_gain(row: &CodeRow<'_>) -> f32 {
 }
 
 /// Largest scale: f16 holds its products with codes of 8 bits (kernels/linear_group.cu).
-const MOST_SCALE: f32 = 256.0;
+pub(super) const MOST_SCALE: f32 = 256.0;
 
 /// The power of two by which a row's largest factor, a normal number, fits f16 with all its bits, and its products with codes of 8 bits too.
 pub(super) fn gain_of(largest: f32) -> f32 {
