@@ -24,6 +24,7 @@ DEVICE const Part& part_of(const TensorArgs& a, u32& panel) {
 // A format tells
 //   STAGE     bytes of a panel's 64 k's, behind FRONT bytes
 //   Raw       what a lane loads of them, for rows `row` and the next of a panel
+//   SCALED    whether runs of k have scales in front of the panel, of which sums are multiples (GroupUnits)
 //   READY     whether that is operand A as it is; else `operands` makes it, which no product may be reading then
 //   multiply  by 128 rows of x.
 // Which k's a step of 16 meets is the format's choice, and that of prepare_group and prepare_group_codes.
@@ -32,7 +33,7 @@ struct Bf16Group {
         u32 w[4][4];
     };
     static const u32 STAGE = 2048, FRONT = 0;
-    static const bool READY = true, INTEGER = false;
+    static const bool READY = true, INTEGER = false, SCALED = false;
     static DEVICE void load(Raw& r, const u8* stage, u32 row) {
         stage += lane() % 4 * 64 + row * 4;
 #pragma unroll
@@ -49,7 +50,7 @@ struct F16Group {
         u32 w[4][4];
     };
     static const u32 STAGE = 2048, FRONT = 0;
-    static const bool READY = false, INTEGER = false;
+    static const bool READY = false, INTEGER = false, SCALED = false;
     static DEVICE void load(Raw& r, const u8* stage, u32 row) {
         stage += lane() % 4 * 64 + row * 2;
 #pragma unroll
@@ -67,12 +68,12 @@ struct F16Group {
     }
     static DEVICE void multiply(float (&d)[64], const u32 (&w)[4], Operand x) { group_f16(d, w, x, true); }
 };
-// Codes as f16, times their block's scale, less its minimum, rounded once; scales are at most 256, so f16 holds products. A lane has words of four codes: the first and third are a pair, and the
-// second and fourth.
+// Codes as f16, times their block's scale, less its minimum, rounded once; scales are at most 256, so f16 holds products. A lane has words of four
+// codes: the first and third are a pair, and the second and fourth.
 template <LayoutKind KIND, bool HALF, bool MIN> struct IntegerGroup {
     typedef IntegerLines<KIND, HALF, MIN> Lines;
     static const u32 WORDS = KIND == LAYOUT_I8 ? 8 : 4, BLOCKS = HALF ? 4 : 2, STAGE = Lines::STRETCH, FRONT = GAINS;
-    static const bool READY = false, INTEGER = true;
+    static const bool READY = false, INTEGER = true, SCALED = false;
     struct Raw {
         // Of both rows.
         Words2 codes[WORDS / 2];
@@ -135,7 +136,7 @@ struct F8Group {
         u32 w[8];
     };
     static const u32 STAGE = 1024, FRONT = 0;
-    static const bool READY = false, INTEGER = false;
+    static const bool READY = false, INTEGER = false, SCALED = true;
     static DEVICE void load(Raw& r, const u8* stage, u32 row) {
         stage += lane() % 4 * 32 + row * 2;
 #pragma unroll
@@ -148,12 +149,6 @@ struct F8Group {
             for (u32 i = 0; i < 4; i++) to[s][i] = bf16_of_e4m3(r.w[2 * s + i / 2] >> i % 2 * 16);
     }
     static DEVICE void multiply(float (&d)[64], const u32 (&w)[4], Operand x) { group_bf16(d, w, x, true); }
-};
-template <class F> struct IsF8 {
-    static const bool YES = false;
-};
-template <> struct IsF8<F8Group> {
-    static const bool YES = true;
 };
 
 // What the sums of a lane's two rows are multiples of, as in linear_wide.cu: the scales of the run that is met.
@@ -179,9 +174,8 @@ struct GroupUnits {
     }
 };
 
-// A block's 128 weight rows, 16 for each warp, by HALVES times 128 rows of x from `row` on; `p` tells columns. `panel`: of a warp, whose scales are read here
-// (8-bit floats). `load` loads what a lane has of a stage;
-// `store` takes a warp's sums.
+// A block's 128 weight rows, 16 for each warp, by HALVES times 128 rows of x from `row` on; `p` tells columns. `panel`: of a warp, whose scales are
+// read here where it has such. `load` loads what a lane has of a stage; `store` takes a warp's sums.
 template <class F, u32 HALVES, u32 STAGES, class Load, class Store>
 DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, const u8* panel, u32 row, Load load, Store store) {
     const u32 TILE = HALVES * 128 * 128, DEPTH = 4;
@@ -211,29 +205,28 @@ DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, const
         return;
     }
     registers_up<240>();
-    const bool SCALED = IsF8<F>::YES;
-    const u32 front = SCALED ? f8_front(p) : F::FRONT;
+    const u32 front = F::SCALED ? f8_front(p) : F::FRONT;
     GroupUnits units = {};
-    if (SCALED) units.begin(panel);
+    if (F::SCALED) units.begin(panel);
     auto at_stage = [&](u32 s) { return front + (u64)(s < stages ? s % per_limb : 0) * F::STAGE; };
     float acc[HALVES][64] = {};
     typename F::Raw raw[DEPTH];
     // Those of 8-bit floats are made while the products of the stage before are on their way.
-    u32 operands[SCALED ? 2 : 1][4][4];
+    u32 operands[F::SCALED ? 2 : 1][4][4];
 #pragma unroll
     for (u32 i = 0; i < DEPTH - 1; i++) load(raw[i], at_stage(i));
-    if constexpr (SCALED) F::operands(p, raw[0], operands[0]);
+    if constexpr (F::SCALED) F::operands(p, raw[0], operands[0]);
     for (u32 first = 0; first < stages; first += DEPTH) {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; i++) {
             u32 s = first + i, slot = s % STAGES;
             if (s >= stages) break;
-            if constexpr (!F::READY && !SCALED) F::operands(p, raw[i], operands[0]);
+            if constexpr (!F::READY && !F::SCALED) F::operands(p, raw[i], operands[0]);
             // Whole runs of two stages each: a constant for each turn of the loop.
             Words2 ratio = {};
-            if (SCALED && i % 2 == 0) ratio = units.turn(s % per_limb * 64 + F8_RUN, p.cols);
+            if (F::SCALED && i % 2 == 0) ratio = units.turn(s % per_limb * 64 + F8_RUN, p.cols);
             barrier_wait(&full[slot], s / STAGES & 1);
-            if (SCALED && i % 2 == 0) {
+            if (F::SCALED && i % 2 == 0) {
                 group_wait<0>();
 #pragma unroll
                 for (u32 h = 0; h < HALVES; h++) units.apply(acc[h], ratio);
@@ -245,12 +238,12 @@ DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, const
                 for (u32 h = 0; h < HALVES; h++) {
                     Operand x = operand_of_rows(memory + slot * TILE + h * 128 * 128, step);
                     if constexpr (F::READY) F::multiply(acc[h], raw[i].w[step], x);
-                    else F::multiply(acc[h], operands[SCALED ? i % 2 : 0][step], x);
+                    else F::multiply(acc[h], operands[F::SCALED ? i % 2 : 0][step], x);
                 }
             group_commit();
             // The stage before is done: its slot and its registers are free. Operands that are made wait for their own.
-            group_wait<F::READY || SCALED ? 1 : 0>();
-            if constexpr (SCALED) F::operands(p, raw[(i + 1) % DEPTH], operands[(i + 1) % 2]);
+            group_wait<F::READY || F::SCALED ? 1 : 0>();
+            if constexpr (F::SCALED) F::operands(p, raw[(i + 1) % DEPTH], operands[(i + 1) % 2]);
             if (s > 0 && lane() == 0) barrier_arrive(&empty[(s - 1) % STAGES]);
             load(raw[(i + DEPTH - 1) % DEPTH], at_stage(s + DEPTH - 1));
         }
@@ -259,7 +252,7 @@ DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, const
 #pragma unroll
     for (u32 h = 0; h < HALVES; h++) {
         group_results(acc[h]);
-        if (SCALED) units.apply(acc[h], units.now);
+        if (F::SCALED) units.apply(acc[h], units.now);
     }
     store(acc, rows);
 }

@@ -15,7 +15,7 @@
 //! into the gain so that the largest scale of the row has all its bits. Rows beyond the last are zeros.
 
 use super::arena::{Buffer, Region};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, vec_filled};
 use crate::runtime::Class;
 use crate::{bail, ensure};
 use half::{bf16, f16};
@@ -172,7 +172,8 @@ impl Layout {
             }
             Layout::F8 => {
                 panel.fill(0);
-                let (mut codes, mut scale) = (vec![0u8; cols], vec![0.0f32; cols.div_ceil(F8_RUN)]);
+                let (mut codes, mut scale) =
+                    (vec_filled(cols, 0u8, "8-bit floats")?, vec_filled(cols.div_ceil(F8_RUN), 0.0f32, "8-bit floats")?);
                 for (lane, row) in rows.iter().enumerate() {
                     for ((values, codes), scale) in row.chunks(F8_RUN).zip(codes.chunks_mut(F8_RUN)).zip(&mut scale) {
                         *scale = values.iter().fold(0.0f32, |m, v| m.max(v.abs())) / E4M3_MOST;
