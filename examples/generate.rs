@@ -2,7 +2,8 @@
 //!
 //!     generate [--chat] [--max-tokens 256] [--temperature 0] [--threads 0] [--device 0] MODEL PROMPT
 //!
-//! With `--device 1` on the first NVIDIA device. Continues the prompt, or answers it with the model's chat template. The text goes to stdout as it is made, speed to stderr.
+//! Continues the prompt, or answers it with the model's chat template; with `--device 1` on the first NVIDIA device. The text goes to stdout as it is
+//! made, speed to stderr.
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -99,6 +99,7 @@ fn pieces_batches_and_threads_give_the_same_bits() {
     println!("{checked} engines checked");
     assert!(checked > 0);
 }
+
 /// Far into a sequence a single row's attention is computed in parts and merged; that of a prompt's rows is not.
 #[test]
 fn far_rows_have_the_bits_of_a_prompt_and_agree_with_the_definition() {

@@ -7,6 +7,7 @@ pub mod golden;
 pub mod llama64;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Folder of the committed checkpoints.
 pub fn fixtures() -> PathBuf {
@@ -39,8 +40,11 @@ pub fn run_on_device(mode: cuda::Mode, folders: &str, tests: &[&str]) {
 pub struct Scratch(PathBuf);
 
 impl Scratch {
+    /// A folder that nobody else has: tests of one process run beside each other.
     pub fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("metrale-test-{}-{name}", std::process::id()));
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("metrale-test-{}-{number}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Scratch(path)
