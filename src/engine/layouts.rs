@@ -103,7 +103,7 @@ impl Choice<'_> {
     }
 }
 
-pub(super) fn is_packed(role: Role, options: &LoadOptions) -> bool {
+fn is_packed(role: Role, options: &LoadOptions) -> bool {
     matches!(role, Role::Matrix | Role::Experts) || role == Role::Rows && options.device > 0
 }
 

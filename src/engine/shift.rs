@@ -36,7 +36,7 @@ impl Prepared {
         if self.model.encoder().is_some() {
             return no("the model translates, and its positions are part of what it reads".into());
         }
-        let mut circuit = self.circuit(false, true)?;
+        let mut circuit = self.circuit(false)?;
         let mut keys = vec![None; self.declarations.kv.len()];
         let producers = producers(&mut circuit);
         for node in &circuit.nodes {

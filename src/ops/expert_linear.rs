@@ -8,7 +8,7 @@
 use super::routed::Routed;
 use super::scratch::{self, Scratch, sized};
 use super::{
-    Frame, Gpu, GpuWeight, Kind, LayoutKind, Matrix, Op, PagedExperts, Port, Product, Shape, Shapes, Turn, Value, Weight, WeightId,
+    Frame, Gpu, GpuWeight, Kind, LayoutKind, Matrix, Op, PagedExperts, Port, Product, Shape, Shapes, Turn, Uses, Value, Weight, WeightId,
 };
 use crate::backend::cpu::activations::{Activations, Epilogue, Q8_BLOCK};
 use crate::backend::cpu::pack::{LANES, Packed};
@@ -302,6 +302,10 @@ impl Op for ExpertLinear {
 
     fn product(&mut self) -> Option<Product<'_>> {
         Some(Product { weight: self.weight, x: &mut self.x, q: &mut self.q })
+    }
+
+    fn weight(&self) -> Option<Uses> {
+        Some(Uses::Whole(self.weight))
     }
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {

@@ -6,7 +6,7 @@
 
 use super::lanes::dot;
 use super::routed::Routed;
-use super::{Frame, Gpu, LayoutKind, Op, Port, Shape, Shapes, Turn, Value, WeightId, scratch};
+use super::{Frame, Gpu, LayoutKind, Op, Port, Shape, Shapes, Turn, Uses, Value, WeightId, scratch};
 use crate::backend::cpu::activations::{Activations, Epilogue};
 use crate::backend::cpu::pack::{LANES, Packed};
 use crate::backend::cuda::launch::Kernel;
@@ -98,6 +98,10 @@ impl Op for HeadLinear {
 
     fn ports(&mut self) -> Vec<(Port, &mut Value)> {
         vec![(Port::In, &mut self.x), (Port::Out, &mut self.y)]
+    }
+
+    fn weight(&self) -> Option<Uses> {
+        Some(Uses::Whole(self.weight))
     }
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {

@@ -238,6 +238,15 @@ pub struct Product<'a> {
     pub q: &'a mut Value,
 }
 
+/// How an operation uses a matrix, or a matrix for each expert.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Uses {
+    /// Looks up rows, few of them.
+    Rows(WeightId),
+    /// Multiplies.
+    Whole(WeightId),
+}
+
 /// One operation. Implementations are data; they hold no buffers.
 pub trait Op: Debug + Send + Sync {
     /// The name, the same in files, kernels, tests and docs.
@@ -253,6 +262,11 @@ pub trait Op: Debug + Send + Sync {
 
     /// For a product with a weight: what the pass that picks formats connects.
     fn product(&mut self) -> Option<Product<'_>> {
+        None
+    }
+
+    /// The weight it multiplies with or looks rows up in, where it has one; vectors are everywhere.
+    fn weight(&self) -> Option<Uses> {
         None
     }
 

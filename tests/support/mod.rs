@@ -36,6 +36,22 @@ pub fn run_on_device(mode: cuda::Mode, folders: &str, tests: &[&str]) {
     assert!(done.status.success() && out.contains(" passed"), "{mode:?}: {err}");
 }
 
+/// Whether this process is a child whose device the test `name` runs on; else one is started, in which it is.
+pub fn is_child(name: &str, settings: &[(&str, &str)]) -> bool {
+    if is_on_device() {
+        return true;
+    }
+    let Some(mut command) = cuda::command(&std::env::current_exe().unwrap(), cuda::Mode::Plain) else { return false };
+    ran(command.args(["--exact", name, "--nocapture"]).envs(settings.iter().copied()));
+    false
+}
+
+fn ran(command: &mut std::process::Command) {
+    let done = command.output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success() && out.contains("1 passed"), "{out}\n{err}");
+}
+
 /// A folder that is removed with its contents.
 pub struct Scratch(PathBuf);
 
