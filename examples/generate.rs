@@ -1,8 +1,9 @@
 //! Text from Rust: load, tokenize, prefill, decode, text.
 //!
-//!     generate [--chat] [--max-tokens 256] [--temperature 0] [--threads 0] MODEL PROMPT
+//!     generate [--chat] [--max-tokens 256] [--temperature 0] [--threads 0] [--device 0] MODEL PROMPT
 //!
-//! Continues the prompt, or answers it with the model's chat template. The text goes to stdout as it is made, speed to stderr.
+//! Continues the prompt, or answers it with the model's chat template; with `--device 1` on the first NVIDIA device. The text goes to stdout as it is
+//! made, speed to stderr.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -26,7 +27,7 @@ struct Arguments {
 }
 
 fn arguments() -> std::result::Result<Arguments, String> {
-    let usage = "usage: generate [--chat] [--max-tokens 256] [--temperature 0] [--threads 0] MODEL PROMPT";
+    let usage = "usage: generate [--chat] [--max-tokens 256] [--temperature 0] [--threads 0] [--device 0] MODEL PROMPT";
     let mut chat = false;
     let (mut max_tokens, mut temperature, mut options) = (256, 0.0, LoadOptions::default());
     let mut plain = Vec::new();
@@ -39,6 +40,7 @@ fn arguments() -> std::result::Result<Arguments, String> {
             "--max-tokens" => max_tokens = value()?.parse().map_err(|e| bad(&e))?,
             "--temperature" => temperature = value()?.parse().map_err(|e| bad(&e))?,
             "--threads" => options.threads = value()?.parse().map_err(|e| bad(&e))?,
+            "--device" => options.device = value()?.parse().map_err(|e| bad(&e))?,
             _ if word.starts_with("--") => return Err(usage.into()),
             _ => plain.push(word),
         }

@@ -1,9 +1,10 @@
 //! Speed of a model's shapes on an NVIDIA device, as shares of what its memory gives a plain read in the same run.
 //!
-//!     gpu_bench [--types BF16,Q8_0] [--batches 1,8,32] [--prompt 2048] [--layers 36] [--steps 64] [--device 1] [--threads N] [--kernels]
-//!         [--deterministic] [CONFIG]
+//!     gpu_bench [--types BF16,Q8_0] [--batches 1,8,32] [--prompt 2048] [--layers 36] [--steps 64] [--device 1] [--on-device N] [--threads N]
+//!         [--kernels] [--deterministic] [CONFIG]
 //!
-//! CONFIG is a folder with `config.json`; without it the shapes are those of Qwen3-8B. Weights are random. A row tells tokens a second, the time
+//! CONFIG is a folder with `config.json`; without it the shapes are those of Qwen3-8B. Weights are random. With `--on-device` the last N layers
+//! run on the device and the others on the processor. A row tells tokens a second, the time
 //! and the bytes of a step (weights and cached positions), their share of the read, and the host's part of a step: what is not spent waiting for
 //! the device, the median, the mean and the most of the steps (a step that captures a graph for more positions, or takes new pages, is among them).
 //! With `--kernels` a prompt and a step of each batch are run once more, and what each kernel takes is told; kernels do not overlap then. With
@@ -29,6 +30,7 @@ struct Arguments {
     layers: usize,
     steps: usize,
     device: usize,
+    on_device: usize,
     threads: usize,
     deterministic: bool,
     kernels: bool,
@@ -43,6 +45,7 @@ fn arguments() -> Result<Arguments, String> {
         layers: 36,
         steps: 64,
         device: 1,
+        on_device: 0,
         threads: 0,
         deterministic: false,
         kernels: false,
@@ -59,6 +62,7 @@ fn arguments() -> Result<Arguments, String> {
             "--layers" => a.layers = number(value()?)?,
             "--steps" => a.steps = number(value()?)?,
             "--device" => a.device = number(value()?)?,
+            "--on-device" => a.on_device = number(value()?)?,
             "--deterministic" => a.deterministic = true,
             "--threads" => a.threads = number(value()?)?,
             "--kernels" => a.kernels = true,
@@ -96,8 +100,9 @@ fn run(a: &Arguments) -> metrale::error::Result<()> {
         made.clone()
     });
     for name in &a.types {
-        let dtype =
-            [DType::BF16, DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q5K, DType::Q6K].into_iter().find(|d| d.name() == name);
+        let dtype = [DType::BF16, DType::F16, DType::F8E4M3, DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q5K, DType::Q6K]
+            .into_iter()
+            .find(|d| d.name() == name);
         let Some(dtype) = dtype else {
             println!("{name}: no such type here");
             continue;
@@ -133,10 +138,13 @@ fn one(
     let mut figures = Vec::new();
     let synthetic = Some(Synthetic { dtype, seed: 1 });
     let context = a.prompt.max(512) + 512;
-    let options = LoadOptions { device: a.device, threads: a.threads, context, synthetic, deterministic, ..LoadOptions::default() };
+    let (device, device_layers) = (a.device, a.on_device);
+    let options = LoadOptions { device, device_layers, threads: a.threads, context, synthetic, deterministic, ..LoadOptions::default() };
     let started = Instant::now();
     let engine = engine::load(folder, &options, None)?;
     let (bytes, vocab) = (engine.step_bytes(), engine.info().vocab as u64);
+    let there = engine.plan().device;
+    println!("{}: {} layers and {:.1} GB on the device", dtype.name(), there.layers, there.total() as f64 / 1e9);
     println!(
         "{}{}: loaded in {:.1} s; a step reads {:.2} GB of weights",
         dtype.name(),

@@ -69,7 +69,11 @@ struct WideCodes {
 // A step of weights of a pair of panels.
 template <class F> struct WideWeights {
     typename F::Raw raw;
-    DEVICE void load(const u8* panel, u32 step) { raw = F::load(InGlobal{panel + (u64)step * F::BYTES}); }
+    typename F::Scales scales;
+    DEVICE void load(const Part& p, const u8* panel, u32 step) {
+        raw = F::load(InGlobal{F::codes(p, panel) + (u64)step * F::BYTES});
+        scales.load(panel, step * F::STEP);
+    }
 };
 template <class F> struct WideIntegers {
     typename F::Raw raw;
@@ -153,7 +157,7 @@ template <class F> DEVICE void wide_floats(const WideArgs& args, Tile& tile, u32
     x.load(a, tile, 0, w.part.cols);
 #pragma unroll
     for (u32 s = 0; s < STEPS; s++)
-        if (w.there && s < steps) now[s].load(w.weights, s);
+        if (w.there && s < steps) now[s].load(w.part, w.weights, s);
     x.put(words, nullptr, limbs, ORDER_BF16);
     barrier();
     for (u32 step = 0, chunk = 0; step < steps; step += STEPS, chunk++) {
@@ -175,10 +179,10 @@ template <class F> DEVICE void wide_floats(const WideArgs& args, Tile& tile, u32
                     u32 weights[4];
                     F::a(w.part, now[s].raw, m, weights);
 #pragma unroll
-                    for (u32 i = 0; i < WIDE_TILES; i++) F::multiply(acc[i][m], weights, b[i][0], b[i][1]);
+                    for (u32 i = 0; i < WIDE_TILES; i++) multiply_scaled<F>(acc[i][m], weights, b[i][0], b[i][1], now[s].scales, m);
                 }
             }
-            if (step + s + STEPS < steps) now[s].load(w.weights, step + s + STEPS);
+            if (step + s + STEPS < steps) now[s].load(w.part, w.weights, step + s + STEPS);
         }
         if (more) x.put(words + (chunk + 1) % 2 * size, nullptr, limbs, ORDER_BF16);
         barrier();
@@ -227,12 +231,15 @@ template <class F> DEVICE void wide_integers(const WideArgs& args, Tile& tile, u
 }
 
 // Grid: (tiles, outputs / 256). Widths are multiples of 32.
-KERNEL_OF(256, expert_wide_bf16, WideArgs) {
-    begin();
-    SHARED Tile tile;
-    SHARED __align__(16) u32 words[2 * (WIDE_CHUNK / 16) * WIDE_LIMBS * WIDE_TILES * 64];
-    wide_floats<Bf16Fragments>(a, tile, words);
-}
+#define WIDE_FLOATS(name, F)                                                                  \
+    KERNEL_OF(256, name, WideArgs) {                                                          \
+        begin();                                                                              \
+        SHARED Tile tile;                                                                     \
+        SHARED __align__(16) u32 words[2 * (WIDE_CHUNK / 16) * WIDE_LIMBS * WIDE_TILES * 64]; \
+        wide_floats<F>(a, tile, words);                                                       \
+    }
+WIDE_FLOATS(expert_wide_bf16, Bf16Fragments)
+WIDE_FLOATS(expert_wide_f8, F8Fragments)
 #define WIDE_INTEGERS(name, order, ...)                                               \
     KERNEL_OF(256, name, WideArgs) {                                                  \
         begin();                                                                      \

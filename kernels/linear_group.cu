@@ -24,6 +24,7 @@ DEVICE const Part& part_of(const TensorArgs& a, u32& panel) {
 // A format tells
 //   STAGE     bytes of a panel's 64 k's, behind FRONT bytes
 //   Raw       what a lane loads of them, for rows `row` and the next of a panel
+//   SCALED    whether runs of k have scales in front of the panel, of which sums are multiples (GroupUnits)
 //   READY     whether that is operand A as it is; else `operands` makes it, which no product may be reading then
 //   multiply  by 128 rows of x.
 // Which k's a step of 16 meets is the format's choice, and that of prepare_group and prepare_group_codes.
@@ -32,7 +33,7 @@ struct Bf16Group {
         u32 w[4][4];
     };
     static const u32 STAGE = 2048, FRONT = 0;
-    static const bool READY = true, INTEGER = false;
+    static const bool READY = true, INTEGER = false, SCALED = false;
     static DEVICE void load(Raw& r, const u8* stage, u32 row) {
         stage += lane() % 4 * 64 + row * 4;
 #pragma unroll
@@ -49,7 +50,7 @@ struct F16Group {
         u32 w[4][4];
     };
     static const u32 STAGE = 2048, FRONT = 0;
-    static const bool READY = false, INTEGER = false;
+    static const bool READY = false, INTEGER = false, SCALED = false;
     static DEVICE void load(Raw& r, const u8* stage, u32 row) {
         stage += lane() % 4 * 64 + row * 2;
 #pragma unroll
@@ -67,12 +68,12 @@ struct F16Group {
     }
     static DEVICE void multiply(float (&d)[64], const u32 (&w)[4], Operand x) { group_f16(d, w, x, true); }
 };
-// Codes as f16, times their block's scale, less its minimum, rounded once; scales are at most 256, so f16 holds products. A lane has words of four codes: the first and third are a pair, and the
-// second and fourth.
+// Codes as f16, times their block's scale, less its minimum, rounded once; scales are at most 256, so f16 holds products. A lane has words of four
+// codes: the first and third are a pair, and the second and fourth.
 template <LayoutKind KIND, bool HALF, bool MIN> struct IntegerGroup {
     typedef IntegerLines<KIND, HALF, MIN> Lines;
     static const u32 WORDS = KIND == LAYOUT_I8 ? 8 : 4, BLOCKS = HALF ? 4 : 2, STAGE = Lines::STRETCH, FRONT = GAINS;
-    static const bool READY = false, INTEGER = true;
+    static const bool READY = false, INTEGER = true, SCALED = false;
     struct Raw {
         // Of both rows.
         Words2 codes[WORDS / 2];
@@ -129,10 +130,54 @@ template <LayoutKind KIND, bool HALF, bool MIN> struct IntegerGroup {
     static DEVICE void multiply(float (&d)[64], const u32 (&w)[4], Operand x) { group_f16(d, w, x, true); }
 };
 
-// A block's 128 weight rows, 16 for each warp, by HALVES times 128 rows of x from `row` on; `p` tells columns. `load` loads what a lane has of a stage;
-// `store` takes a warp's sums.
+// 8-bit floats as bfloat16, without their scales. A word has a pair of k's of both rows.
+struct F8Group {
+    struct Raw {
+        u32 w[8];
+    };
+    static const u32 STAGE = 1024, FRONT = 0;
+    static const bool READY = false, INTEGER = false, SCALED = true;
+    static DEVICE void load(Raw& r, const u8* stage, u32 row) {
+        stage += lane() % 4 * 32 + row * 2;
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) r.w[i] = load4_once(stage + i * 128);
+    }
+    static DEVICE void operands(const Part&, const Raw& r, u32 (&to)[4][4]) {
+#pragma unroll
+        for (u32 s = 0; s < 4; s++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) to[s][i] = bf16_of_e4m3(r.w[2 * s + i / 2] >> i % 2 * 16);
+    }
+    static DEVICE void multiply(float (&d)[64], const u32 (&w)[4], Operand x) { group_bf16(d, w, x, true); }
+};
+
+// What the sums of a lane's two rows are multiples of, as in linear_wide.cu: the scales of the run that is met.
+struct GroupUnits {
+    const u8* panel;
+    Words2 now, next;
+    DEVICE Words2 load(u32 k) const { return load8(panel + k / F8_RUN * 64 + lane() / 4 * 8); }
+    DEVICE void begin(const u8* at) {
+        panel = at;
+        next = load(0), now = next;
+    }
+    // To the run that has been loaded; the one after it begins at k. Gives back what sums are to be multiplied by.
+    DEVICE Words2 turn(u32 k, u32 cols) {
+        Words2 ratio = {bits_of(over(float_of(now.x), float_of(next.x))), bits_of(over(float_of(now.y), float_of(next.y)))};
+        now = next;
+        next = load(k < cols ? k : 0);
+        return ratio;
+    }
+    static DEVICE void apply(float (&acc)[64], Words2 ratio) {
+        group_results(acc);
+#pragma unroll
+        for (u32 i = 0; i < 64; i++) acc[i] *= float_of(i % 4 < 2 ? ratio.x : ratio.y);
+    }
+};
+
+// A block's 128 weight rows, 16 for each warp, by HALVES times 128 rows of x from `row` on; `p` tells columns. `panel`: of a warp, whose scales are
+// read here where it has such. `load` loads what a lane has of a stage; `store` takes a warp's sums.
 template <class F, u32 HALVES, u32 STAGES, class Load, class Store>
-DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, u32 row, Load load, Store store) {
+DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, const u8* panel, u32 row, Load load, Store store) {
     const u32 TILE = HALVES * 128 * 128, DEPTH = 4;
     memory += (0u - shared_address(memory)) % ATOM;
     Barrier *full = (Barrier*)(memory + STAGES * TILE), *empty = full + STAGES;
@@ -160,19 +205,32 @@ DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, u32 r
         return;
     }
     registers_up<240>();
-    auto at_stage = [&](u32 s) { return F::FRONT + (u64)(s < stages ? s % per_limb : 0) * F::STAGE; };
+    const u32 front = F::SCALED ? f8_front(p) : F::FRONT;
+    GroupUnits units = {};
+    if (F::SCALED) units.begin(panel);
+    auto at_stage = [&](u32 s) { return front + (u64)(s < stages ? s % per_limb : 0) * F::STAGE; };
     float acc[HALVES][64] = {};
     typename F::Raw raw[DEPTH];
-    u32 operands[4][4];
+    // Those of 8-bit floats are made while the products of the stage before are on their way.
+    u32 operands[F::SCALED ? 2 : 1][4][4];
 #pragma unroll
     for (u32 i = 0; i < DEPTH - 1; i++) load(raw[i], at_stage(i));
+    if constexpr (F::SCALED) F::operands(p, raw[0], operands[0]);
     for (u32 first = 0; first < stages; first += DEPTH) {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; i++) {
             u32 s = first + i, slot = s % STAGES;
             if (s >= stages) break;
-            if constexpr (!F::READY) F::operands(p, raw[i], operands);
+            if constexpr (!F::READY && !F::SCALED) F::operands(p, raw[i], operands[0]);
+            // Whole runs of two stages each: a constant for each turn of the loop.
+            Words2 ratio = {};
+            if (F::SCALED && i % 2 == 0) ratio = units.turn(s % per_limb * 64 + F8_RUN, p.cols);
             barrier_wait(&full[slot], s / STAGES & 1);
+            if (F::SCALED && i % 2 == 0) {
+                group_wait<0>();
+#pragma unroll
+                for (u32 h = 0; h < HALVES; h++) units.apply(acc[h], ratio);
+            }
             group_begin();
 #pragma unroll
             for (u32 step = 0; step < 4; step++)
@@ -180,18 +238,22 @@ DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, u32 r
                 for (u32 h = 0; h < HALVES; h++) {
                     Operand x = operand_of_rows(memory + slot * TILE + h * 128 * 128, step);
                     if constexpr (F::READY) F::multiply(acc[h], raw[i].w[step], x);
-                    else F::multiply(acc[h], operands[step], x);
+                    else F::multiply(acc[h], operands[F::SCALED ? i % 2 : 0][step], x);
                 }
             group_commit();
             // The stage before is done: its slot and its registers are free. Operands that are made wait for their own.
-            group_wait<F::READY ? 1 : 0>();
+            group_wait<F::READY || F::SCALED ? 1 : 0>();
+            if constexpr (F::SCALED) F::operands(p, raw[(i + 1) % DEPTH], operands[(i + 1) % 2]);
             if (s > 0 && lane() == 0) barrier_arrive(&empty[(s - 1) % STAGES]);
             load(raw[(i + DEPTH - 1) % DEPTH], at_stage(s + DEPTH - 1));
         }
     }
     group_wait<0>();
 #pragma unroll
-    for (u32 h = 0; h < HALVES; h++) group_results(acc[h]);
+    for (u32 h = 0; h < HALVES; h++) {
+        group_results(acc[h]);
+        if (F::SCALED) units.apply(acc[h], units.now);
+    }
     store(acc, rows);
 }
 
@@ -207,7 +269,7 @@ template <class F, u32 HALVES, u32 STAGES> DEVICE void linear_group(const Tensor
     u32 mine = panel + threadIdx.x / 32;
     const u8* weights = panel_within(p, mine);
     auto load = [&](typename F::Raw& raw, u64 at) { F::load(raw, weights + at, lane() / 4 * 2); };
-    multiply_group<F, HALVES, STAGES>(a, memory, p, row, load, [&](float (&acc)[HALVES][64], u32 rows) {
+    multiply_group<F, HALVES, STAGES>(a, memory, p, weights, row, load, [&](float (&acc)[HALVES][64], u32 rows) {
         u32 n = mine * 16 + lane() / 4 * 2;
         if (n >= p.rows) return;
         bool both = n + 1 < p.rows;
@@ -250,6 +312,7 @@ template <class F, u32 HALVES, u32 STAGES> DEVICE void linear_group(const Tensor
     GROUP(name##_256, 2, 6, __VA_ARGS__)
 GROUPS(group_bf16, Bf16Group)
 GROUPS(group_f16, F16Group)
+GROUPS(group_f8, F8Group)
 GROUPS(group_i8, IntegerGroup<LAYOUT_I8, false, false>)
 GROUPS(group_i8_half, IntegerGroup<LAYOUT_I8, true, false>)
 GROUPS(group_i8_min, IntegerGroup<LAYOUT_I8, false, true>)
@@ -277,7 +340,7 @@ template <class F, u32 HALVES, u32 STAGES> DEVICE void gated_group(const GatedAr
     const Part &gate = a.part[0], &up = a.part[1];
     const u8* weights = panel_within(upper ? up : gate, panel);
     auto load = [&](typename F::Raw& raw, u64 at) { F::load(raw, weights + at, within); };
-    multiply_group<F, HALVES, STAGES>(a, memory, gate, row, load, [&](float (&acc)[HALVES][64], u32 rows) {
+    multiply_group<F, HALVES, STAGES>(a, memory, gate, nullptr, row, load, [&](float (&acc)[HALVES][64], u32 rows) {
         u32 n = panel * 16 + within;
         float bias[2][2] = {};
 #pragma unroll

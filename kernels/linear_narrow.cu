@@ -31,7 +31,11 @@ DEVICE const Part& part_of(const TensorArgs& a, u32& pair) {
 // A step of weights of one pair.
 template <class F, bool INTEGER> struct Step {
     typename F::Raw raw;
-    DEVICE void load(const Part&, const u8* panel, u32 step) { raw = F::load(InGlobal{panel + (u64)step * F::BYTES}); }
+    typename F::Scales scales;
+    DEVICE void load(const Part& p, const u8* panel, u32 step) {
+        raw = F::load(InGlobal{F::codes(p, panel) + (u64)step * F::BYTES});
+        scales.load(panel, step * F::STEP);
+    }
 };
 template <class F> struct Step<F, true> {
     typename F::Raw raw;
@@ -101,7 +105,7 @@ template <class F, u32 TILES, bool INTEGER> struct Meet {
             u32 w[4];
             F::a(p, s.raw, m, w);
 #pragma unroll
-            for (u32 i = 0; i < TILES; i++) F::multiply(acc[i][m], w, x.b[i][0], x.b[i][1]);
+            for (u32 i = 0; i < TILES; i++) multiply_scaled<F>(acc[i][m], w, x.b[i][0], x.b[i][1], s.scales, m);
         }
     }
 };
@@ -268,6 +272,7 @@ template <class F, u32 TILES, u32 AHEAD> DEVICE void multiply_narrow(const Narro
     NARROW(name##_4, 4, A4, __VA_ARGS__)
 NARROWS(narrow_bf16, 8, 8, 8, Bf16Fragments)
 NARROWS(narrow_f16, 6, 6, 6, F16Fragments)
+NARROWS(narrow_f8, 12, 8, 8, F8Fragments)
 NARROWS(narrow_i8, 6, 4, 3, IntegerFragments<LAYOUT_I8, false, false>)
 NARROWS(narrow_i8_half, 4, 3, 3, IntegerFragments<LAYOUT_I8, true, false>)
 NARROWS(narrow_i8_min, 6, 4, 3, IntegerFragments<LAYOUT_I8, false, true>)

@@ -124,6 +124,142 @@ template <class F, u32 R, bool GATED> DEVICE void multiply(const VectorArgs& a, 
     }
 }
 
+// One row and 8-bit floats: to widen each code costs more than its product, so tensor cores take codes as half floats. A step is 128 k's, four lines
+// of 32. Of each line a lane has eight weight rows for two k's: as operand A of a product, the rows j and j + 1 of its half of the panel, of two
+// lines. So the eight groups of four lanes (g) have two halves of the panel by four sets of k's, of which a product's columns hold those of x, in two
+// pieces: columns 2 s and 2 s + 1 for set s. What the set g / 2 meets there is in lane t = g / 2 of the group; the other sums are of no use.
+struct F8Step {
+    Words4 w[4];
+    // Of row lane % 16: lanes get those of their own from others.
+    float scale;
+    DEVICE void load(const Part& p, const u8* panel, u32 step) {
+        u32 g = lane() / 4, half = g % 2;
+        const u8* codes = panel + f8_front(p) + (u64)step * 2048 + (g / 2 * 4 + lane() % 4) * 32 + half * 16;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) w[i] = step * F8_RUN + i * 32 < p.cols ? load_once(codes + i * 512) : Words4{};
+        scale = ((const float*)panel)[step * 16 + lane() % 16];
+    }
+};
+
+// A lane's part of a step of x: set n / 2 of lane (n, t).
+struct F8Input {
+    Words2 line[4];
+    DEVICE void load(const float* x, u32 step, u32 cols) {
+        const float* at = x + step * F8_RUN + (lane() / 8 * 4 + lane() % 4) * 2;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) line[i] = step * F8_RUN + i * 32 < cols ? load8(at + i * 32) : Words2{};
+    }
+};
+
+// A step of x for operand B: half floats under the power of two that brings the largest near 2^14; gives back that power. Lane (n, t) has the first
+// or the second piece by n % 2.
+DEVICE float f8_pieces(const F8Input& x, Words4& b) {
+    float most = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) most = largest(most, largest(magnitude(float_of(x.line[i].x)), magnitude(float_of(x.line[i].y))));
+    // What is not finite is to stay so: it is not seen by a comparison with NaN, and converts to itself.
+    most = warp_max(most);
+    u32 exponent = bits_of(most) >> 23;
+    bool plain = exponent < 15 || exponent >= 254;
+    float power = plain ? 1.0f : float_of((exponent - 14) << 23), inverse = plain ? 1.0f : float_of((254 - (exponent - 14)) << 23);
+    u32 words[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        float low = times(float_of(x.line[i].x), inverse), high = times(float_of(x.line[i].y), inverse);
+        u32 first = pair_f16(low, high);
+        words[i] = lane() / 4 % 2 ? pair_f16(low - low_f16(first), high - high_f16(first)) : first;
+    }
+    b = {words[0], words[1], words[2], words[3]};
+    return power;
+}
+
+// `memory`: steps of x, then their powers.
+DEVICE void multiply_f8(const VectorArgs& a, u8* memory, float* sums) {
+    const Part& p = a.part[0];
+    const u32 AHEAD = 3;
+    u32 index = blockIdx.x, warps = blockDim.x / 32, warp = threadIdx.x / 32, steps = (p.cols + F8_RUN - 1) / F8_RUN;
+    u32 g = lane() / 4, t = lane() % 4;
+    Words4* words = (Words4*)memory + lane();
+    float* powers = (float*)(memory + steps * 512);
+    const u8* weights = panel_of<false>(a, index).weights;
+    F8Step ahead[AHEAD];
+#pragma unroll
+    for (u32 i = 0; i < AHEAD; i++)
+        if (warp + i * warps < steps) ahead[i].load(p, weights, warp + i * warps);
+    u32 rows = *a.y.rows, row = blockIdx.y;
+    begin();
+    if (row >= rows) return;
+    // A warp prepares the steps that it meets, all loads of four of them first.
+    const float* x = row_at(a.x, row);
+    for (u32 step = warp; step < steps; step += 4 * warps) {
+        F8Input in[4];
+        Words4 b[4];
+        float power[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) in[i].load(x, step + i * warps, p.cols);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) power[i] = f8_pieces(in[i], b[i]);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            if (step + i * warps >= steps) break;
+            words[(step + i * warps) * 32] = b[i];
+            if (lane() == 0) powers[step + i * warps] = power[i];
+        }
+    }
+    warp_barrier();
+    for (u32 half = 0;; half ^= 1) {
+        const u8* next = index + gridDim.x < a.panels ? panel_of<false>(a, index + gridDim.x).weights : nullptr;
+        float acc[8] = {};
+        for (u32 step = warp; step < steps; step += AHEAD * warps) {
+#pragma unroll
+            for (u32 i = 0; i < AHEAD; i++) {
+                u32 at = step + i * warps, then = at + AHEAD * warps;
+                if (at >= steps) continue;
+                Words4 b = words[at * 32];
+                float power = powers[at];
+                const F8Step& s = ahead[i];
+                float scale = times(s.scale, power);
+#pragma unroll
+                for (u32 j = 0; j < 4; j++) {
+                    u32 line[4];
+#pragma unroll
+                    for (u32 l = 0; l < 4; l++) line[l] = j == 0 ? s.w[l].x : j == 1 ? s.w[l].y : j == 2 ? s.w[l].z : s.w[l].w;
+                    float c[4] = {};
+                    u32 first[4] = {pair_e4m3(line[0]), pair_e4m3(line[0] >> 16), pair_e4m3(line[1]), pair_e4m3(line[1] >> 16)};
+                    u32 second[4] = {pair_e4m3(line[2]), pair_e4m3(line[2] >> 16), pair_e4m3(line[3]), pair_e4m3(line[3] >> 16)};
+                    mma_f16(c, first, b.x, b.y);
+                    mma_f16(c, second, b.z, b.w);
+                    acc[2 * j] = fused(c[0] + c[1], shuffle(scale, g % 2 * 8 + 2 * j), acc[2 * j]);
+                    acc[2 * j + 1] = fused(c[2] + c[3], shuffle(scale, g % 2 * 8 + 2 * j + 1), acc[2 * j + 1]);
+                }
+                if (then < steps || next) ahead[i].load(p, then < steps ? weights : next, then < steps ? then : warp + i * warps);
+            }
+        }
+        float* mine = sums + half * warps * 16;
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) {
+            // The set's lane, then the four sets.
+            float v = shuffle(acc[j], g * 4 + g / 2);
+            v += shuffle_xor(v, 8);
+            v += shuffle_xor(v, 16);
+            if (g < 2 && t == 0) mine[warp * 16 + g * 8 + j] = v;
+        }
+        barrier();
+        // As in `multiply`.
+        Panel done = panel_of<false>(a, index);
+        u32 lane16 = threadIdx.x, n = done.number * 16 + lane16;
+        if (lane16 < 16 && n < done.part->rows) {
+            float total = 0.0f;
+            for (u32 w = 0; w < warps; w++) total += mine[w * 16 + lane16];
+            if (a.bias) total += a.bias[done.part->first + n];
+            row_at(a.y, row)[done.part->first + n] = total;
+        }
+        if (!next) return;
+        index += gridDim.x;
+        weights = next;
+    }
+}
+
 // Grid: (up to all panels, or half of them where they are taken by turns, rows / R); up to 8 warps. Widths are multiples of 32. `blocks`: of a processor,
 // as src/ops/linear_launch.rs takes them.
 #define VECTOR(name, R, blocks, GATED, ...)             \
@@ -140,6 +276,13 @@ template <class F, u32 R, bool GATED> DEVICE void multiply(const VectorArgs& a, 
 VECTORS(vector_f32, 3, F32Lines)
 VECTORS(vector_bf16, 3, Bf16Lines)
 VECTORS(vector_f16, 3, F16Lines)
+VECTOR(vector_f8_4, 4, 2, false, F8Lines)
+// Dynamic shared memory: 516 bytes for each step of 128 k's.
+KERNEL_AT(256, 2, vector_f8_1, VectorArgs) {
+    SHARED float sums[2 * MOST_WARPS * 16];
+    SHARED_BYTES(memory);
+    multiply_f8(a, memory, sums);
+}
 VECTORS(vector_i8, 2, IntegerLines<LAYOUT_I8, false, false>)
 VECTORS(vector_i8_half, 2, IntegerLines<LAYOUT_I8, true, false>)
 VECTORS(vector_i8_min, 2, IntegerLines<LAYOUT_I8, false, true>)

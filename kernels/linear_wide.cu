@@ -11,11 +11,11 @@ static const u32 PANELS = 8, WARPS = 8, THREADS = WARPS * 32;
 // Bytes of a stage's panel, in front of whose codes lie its scales.
 template <class F, bool INTEGER> struct Stage {
     static const u32 PANEL = 2 * F::BYTES, FRONT = 0, FACTORS = 0;
-    static DEVICE const u8* from(const u8* panel, u32 stage) { return panel + (u64)stage * PANEL; }
+    static DEVICE const u8* from(const Part& p, const u8* panel, u32 stage) { return F::codes(p, panel) + (u64)stage * PANEL; }
 };
 template <class F> struct Stage<F, true> {
     static const u32 PANEL = F::STRETCH, FRONT = F::STRETCH - F::CODES, FACTORS = 2 * 64;
-    static DEVICE const u8* from(const u8* panel, u32 stage) { return panel + GAINS + (u64)stage * PANEL; }
+    static DEVICE const u8* from(const Part&, const u8* panel, u32 stage) { return panel + GAINS + (u64)stage * PANEL; }
 };
 
 template <class F, u32 TILES> struct Sizes {
@@ -32,7 +32,7 @@ template <class F, u32 TILES> DEVICE void copy_stage(const TensorArgs& a, const 
     for (u32 i = threadIdx.x; i < PANELS * CHUNKS; i += THREADS) {
         u32 which = i / CHUNKS, chunk = i % CHUNKS, at = panel + which;
         u32 place = chunk < FRONT ? chunk : FRONT + swapped(chunk - FRONT);
-        copy16(to + which * S::PANEL + place * 16, S::from(panel_at(p, at < last ? at : last), stage) + chunk * 16);
+        copy16(to + which * S::PANEL + place * 16, S::from(p, panel_at(p, at < last ? at : last), stage) + chunk * 16);
     }
     const u8* words = (const u8*)a.words + ((u64)2 * x_stage * a.tiles + tile) * 256;
     for (u32 i = threadIdx.x; i < 2 * TILES * 16; i += THREADS)
@@ -98,6 +98,43 @@ template <class F, u32 TILES, u32 P, u32 N> struct Multiply<F, TILES, P, N, true
     }
 };
 
+// What a lane's sums are multiples of: the scales of the run that is met, where the format has some. With the next run's they are divided by the
+// ratio, which src/backend/cpu/pack.rs keeps within 2^64.
+template <class F, u32 P, bool SCALED> struct Units {
+    DEVICE void begin(const Part&, u32) {}
+    template <u32 N> DEVICE void turn(float (&)[P][N][2][4], u32, u32) {}
+    DEVICE float of(u32, u32) const { return 1.0f; }
+};
+template <class F, u32 P> struct Units<F, P, true> {
+    const u8* panel[P];
+    F8Scales now[P], next[P];
+    DEVICE void begin(const Part& p, u32 pair) {
+#pragma unroll
+        for (u32 i = 0; i < P; i++) {
+            u32 at = pair + i * 2 + lane() / 16, last = panels_of(p) - 1;
+            panel[i] = panel_at(p, at < last ? at : last);
+            next[i].load(panel[i], 0), now[i] = next[i];
+        }
+    }
+    // To the run that has been loaded; the one after it begins at k.
+    template <u32 N> DEVICE void turn(float (&acc)[P][N][2][4], u32 k, u32 cols) {
+#pragma unroll
+        for (u32 i = 0; i < P; i++) {
+#pragma unroll
+            for (u32 row = 0; row < 4; row++) {
+                float ratio = over(now[i].of(row), next[i].of(row));
+#pragma unroll
+                for (u32 j = 0; j < N; j++)
+#pragma unroll
+                    for (u32 c = 0; c < 2; c++) acc[i][j][row / 2][row % 2 * 2 + c] *= ratio;
+            }
+            now[i] = next[i];
+            next[i].load(panel[i], k < cols ? k : 0);
+        }
+    }
+    DEVICE float of(u32 i, u32 row) const { return now[i].of(row); }
+};
+
 template <class F, u32 TILES, u32 ROW_WARPS, u32 STAGES> DEVICE void multiply_wide(const TensorArgs& a, u8* memory) {
     typedef Sizes<F, TILES> Z;
     const u32 P = PANELS / 2 / ROW_WARPS, N = TILES / (WARPS / ROW_WARPS);
@@ -123,12 +160,16 @@ template <class F, u32 TILES, u32 ROW_WARPS, u32 STAGES> DEVICE void multiply_wi
         copies_commit();
     }
     float acc[P][N][2][4] = {};
+    Units<F, P, F::Scales::ANY> units;
+    units.begin(p, panel + pair * 2);
     for (u32 s = 0; s < stages; s++) {
         copies_wait<STAGES - 2>();
         barrier();
         if (s + STAGES - 1 < stages) copy(s + STAGES - 1);
         copies_commit();
         const u8* stage = memory + s % STAGES * Z::BYTES;
+        u32 k = s % per_limb * 32;
+        if (k % F8_RUN == 0) units.turn(acc, k + F8_RUN, p.cols);
 #pragma unroll
         for (u32 step = 0; step < 2; step++) Multiply<F, TILES, P, N, F::INTEGER>::step(p, stage, step, pair, mine, acc);
     }
@@ -138,9 +179,10 @@ template <class F, u32 TILES, u32 ROW_WARPS, u32 STAGES> DEVICE void multiply_wi
     for (u32 i = 0; i < P; i++) {
         u32 n = (panel + (pair + i) * 2) * 16 + lane() / 4 * 4;
         if (n >= p.rows) continue;
-        float gain[4] = {1.0f, 1.0f, 1.0f, 1.0f}, bias[4] = {};
+        float gain[4], bias[4] = {};
 #pragma unroll
         for (u32 k = 0; k < 4; k++) {
+            gain[k] = units.of(i, k);
             if (F::INTEGER) gain[k] = gain_of(panel_at(p, n / 16), n % 16 + k);
             if (a.bias && n + k < p.rows) bias[k] = a.bias[p.first + n + k];
         }
@@ -154,7 +196,7 @@ template <class F, u32 TILES, u32 ROW_WARPS, u32 STAGES> DEVICE void multiply_wi
                 float* y = row_at(a.y, a.first + at) + p.first + n;
                 float v[4];
 #pragma unroll
-                for (u32 k = 0; k < 4; k++) v[k] = acc[i][j][k / 2][k % 2 * 2 + c] * (F::INTEGER ? gain[k] : factor) + bias[k];
+                for (u32 k = 0; k < 4; k++) v[k] = acc[i][j][k / 2][k % 2 * 2 + c] * (gain[k] * factor) + bias[k];
                 if (n + 4 <= p.rows && (u64)y % 16 == 0) {
                     *(Words4*)y = {bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3])};
                 } else {
@@ -180,6 +222,7 @@ template <class F, u32 TILES, u32 ROW_WARPS, u32 STAGES> DEVICE void multiply_wi
     WIDE(name##_16, 16, 2, 4, __VA_ARGS__)
 FLOATS(wide_bf16, Bf16Fragments)
 FLOATS(wide_f16, F16Fragments)
+FLOATS(wide_f8, F8Fragments)
 INTEGERS(wide_i8, IntegerFragments<LAYOUT_I8, false, false>)
 INTEGERS(wide_i8_half, IntegerFragments<LAYOUT_I8, true, false>)
 INTEGERS(wide_i8_min, IntegerFragments<LAYOUT_I8, false, true>)

@@ -59,6 +59,9 @@ pub struct LoadOptions {
     pub device: usize,
     /// Most bytes of that device the model and one sequence may take; 0 takes what is free there.
     pub device_bytes: u64,
+    /// Layers that the device runs: the last so many, and what follows them; the others stay on the processor. 0 takes as many as
+    /// `device_bytes` hold; as many as the model has, or more, are the whole model, or an error where it does not fit.
+    pub device_layers: usize,
     /// On a device, other work of the process goes first.
     pub low_priority: bool,
     /// On a device, a sequence's logits have the same bits alone and in any batch, however its tokens were cut: slower. The processor always does so.

@@ -2,7 +2,7 @@
 
 mod support;
 
-use metrale::engine::{self, Engine, Sequence, SequenceOptions, forward};
+use metrale::engine::{self, Bodies, Engine, Sequence, SequenceOptions, forward};
 use metrale::error::Kind;
 use metrale::options::{Compute, LoadOptions};
 use std::path::Path;
@@ -98,4 +98,45 @@ fn pieces_batches_and_threads_give_the_same_bits() {
     }
     println!("{checked} engines checked");
     assert!(checked > 0);
+}
+
+/// Far into a sequence a single row's attention is computed in parts and merged; that of a prompt's rows is not.
+#[test]
+fn far_rows_have_the_bits_of_a_prompt_and_agree_with_the_definition() {
+    if support::is_on_device() {
+        println!("skipped: a device cuts attention in its own way");
+        return;
+    }
+    // Past 1,536 positions there are four parts; 1,610 ends inside of one.
+    let (far, more) = (1610, 3);
+    let path = |name: &str| folders().into_iter().find(|p| p.ends_with(name)).unwrap();
+    for name in ["llama", "gpt_oss-mxfp4"] {
+        let one = engine(&path(name), Compute::F32, 1).unwrap();
+        let tokens: Vec<i32> = (0..far + more).map(|i| (i * 7919 % one.info().vocab) as i32).collect();
+        let last = |engine: &Arc<Engine>, cuts: &[usize]| {
+            let mut s = sequence(engine);
+            let mut rest = &tokens[..];
+            for &cut in cuts {
+                s.prefill(&rest[..cut]).unwrap();
+                rest = &rest[cut..];
+            }
+            assert!(rest.is_empty());
+            bits(s.logits().unwrap())
+        };
+        let whole = last(&one, &[far + more]);
+        assert!(last(&one, &[far, 1, 1, 1]) == whole, "{name}: far single rows differ");
+        let two = engine(&path(name), Compute::F32, 2).unwrap();
+        assert!(last(&two, &[700, far - 700, 1, 2]) == whole, "{name}: far rows two by two differ");
+        // A far one beside a near one, in one batch.
+        let (mut a, mut b) = (sequence(&two), sequence(&two));
+        a.prefill(&tokens[..far]).unwrap();
+        b.prefill(&tokens[..5]).unwrap();
+        tokens[far..].iter().for_each(|&token| forward(&mut [&mut b, &mut a], &[token, token]).unwrap());
+        assert!(bits(a.logits().unwrap()) == whole, "{name}: in a batch differs");
+
+        let run = |slice, bodies| one.capture(&tokens, slice, &["logits"], bodies).unwrap().remove(0).values;
+        let (fast, defined) = (run(64, Bodies::Fast), run(64, Bodies::Definition));
+        let most = fast.iter().zip(&defined).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max);
+        assert!(most < 1e-3, "{name}: far rows are {most} from the definition");
+    }
 }

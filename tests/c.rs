@@ -159,8 +159,8 @@ fn instructions_beyond_the_baseline_are_chosen_at_run_time() {
             ["ptest", "pminsd", "pmaxsd", "pmulld", "roundss", "roundsd", "pextrd", "pextrq", "pinsrd", "pinsrq", "crc32", "pclmulqdq"];
         vector || scalar.contains(&word) || floats.contains(&word)
     };
-    // Vector packers and products of pairs enable their instructions themselves; only tables for AVX2 and up name them.
-    let chosen = ["avx", "ssse3", "sse41", "sse4_", "f16c", "::fma::", "::simd::fill::", "::product::pairs::"];
+    // Vector packers and products of pairs and of narrow tiles enable their instructions themselves; only tables for AVX2 and up name them.
+    let chosen = ["avx", "ssse3", "sse41", "sse4_", "f16c", "::fma::", "::simd::fill::", "::product::pairs::", "::product::narrow::"];
     let (mut name, mut guarded, mut bad) = (String::new(), 0, BTreeSet::new());
     for line in text(&done.stdout).lines() {
         if let Some((_, rest)) = line.split_once(" <").filter(|_| line.ends_with(">:")) {

@@ -11,12 +11,11 @@ use metrale::error::Kind;
 use metrale::options::{Compute, LoadOptions};
 use metrale::sampling::Sampler;
 use std::path::PathBuf;
-use std::process::Command;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::Duration;
 use support::golden::Golden;
-use support::{cuda, fixtures, is_on_device};
+use support::{fixtures, is_child, is_on_device};
 
 fn options(device: usize) -> LoadOptions {
     LoadOptions { compute: Some(Compute::F32), threads: 1, context: 256, device, ..LoadOptions::default() }
@@ -32,22 +31,6 @@ fn load(device: usize) -> Arc<Engine> {
 
 fn sequence(engine: &Arc<Engine>) -> Sequence {
     Sequence::new(engine, &SequenceOptions::default()).unwrap()
-}
-
-/// Whether this process is a child whose device the test `name` runs on; else one is started, in which it is.
-fn is_child(name: &str, settings: &[(&str, &str)]) -> bool {
-    if is_on_device() {
-        return true;
-    }
-    let Some(mut command) = cuda::command(&std::env::current_exe().unwrap(), cuda::Mode::Plain) else { return false };
-    ran(command.args(["--exact", name, "--nocapture"]).envs(settings.iter().copied()));
-    false
-}
-
-fn ran(command: &mut Command) {
-    let done = command.output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    assert!(done.status.success() && out.contains("1 passed"), "{out}\n{err}");
 }
 
 fn greedy(sequence: &mut Sequence, count: usize) -> Vec<i32> {
@@ -102,7 +85,7 @@ fn a_plan_beyond_the_cap_is_refused() {
     }
     let plan = engine::plan(&model(), &options(1), 1).unwrap();
     assert!(plan.device.weights > 0 && plan.device.kv > 0 && plan.device.state > 0 && plan.device.scratch > 0 && plan.kv == 0);
-    let refused = LoadOptions { device_bytes: plan.device.total() - 1, ..options(1) };
+    let refused = LoadOptions { device_bytes: plan.device.total() - 1, device_layers: usize::MAX, ..options(1) };
     let e = engine::load(&model(), &refused, None).err().unwrap();
     assert_eq!((e.kind(), e.name(), e.wanted()), (Kind::OutOfMemory, Some("device_bytes"), Some(plan.device.total())));
     // And the plan holds for what a sequence that is full takes.

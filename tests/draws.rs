@@ -92,7 +92,7 @@ fn by_rows(engine: &Arc<Engine>, stages: &[Stage]) -> Run {
 
 #[test]
 fn tokens_are_those_of_the_whole_row() {
-    if !support::has_device("tokens_are_those_of_the_whole_row") {
+    if !support::is_child("tokens_are_those_of_the_whole_row", &[]) {
         return;
     }
     let engine = load();

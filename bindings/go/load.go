@@ -51,11 +51,15 @@ type LoadOptions struct {
 	PrefixBytes   uint64         // most bytes kept of prompts, so that one that begins like an earlier one is not computed again
 	Device        int            // the device that computes, as [Devices] numbers them; 0 is the processor
 	DeviceBytes   uint64         // most bytes of that device that model and one sequence may take; 0 takes what is free there
+	Layers        uint64         // the last layers that run there, [AllLayers] for all; 0 takes as many as DeviceBytes hold
 	LowPriority   bool           // on a device, other work of the process goes first
 	Deterministic bool           // on a device, the same bits alone and in any batch; slower
 	Precision     string         // types of chosen layers, such as "layers.0-3.mlp=f32,head=bf16"
 	Progress      func(Progress) // called by the goroutine that loads
 }
+
+// AllLayers asks for all of a model on its device, or for an error.
+const AllLayers uint64 = C.METRALE_ALL_LAYERS
 
 // native is the options as C reads them. The caller frees the precision.
 func (o *LoadOptions) native() (options C.metrale_load_options, err error) {
@@ -78,6 +82,7 @@ func (o *LoadOptions) native() (options C.metrale_load_options, err error) {
 	options.prefix_bytes = C.uint64_t(o.PrefixBytes)
 	options.device = C.uint32_t(o.Device)
 	options.device_bytes = C.uint64_t(o.DeviceBytes)
+	options.device_layers = C.uint64_t(o.Layers)
 	if o.LowPriority {
 		options.flags |= C.METRALE_LOAD_LOW_PRIORITY
 	}
@@ -160,6 +165,13 @@ func LoadSource(ctx context.Context, source *Source, options *LoadOptions) (*Mod
 type MemoryPlan struct {
 	Weights, KV, State, Scratch, Other, Source uint64
 	Total                                      uint64
+	Device                                     DevicePlan
+}
+
+// DevicePlan are the bytes on the device that computes, and the layers that run there: the last so many.
+type DevicePlan struct {
+	Weights, KV, State, Scratch, Total uint64
+	Layers                             uint64
 }
 
 // Plan says what loading a model and making so many sequences of its full context would take, from its headers alone.
@@ -191,5 +203,9 @@ func (s *Source) Plan(options *LoadOptions, sequences int) (MemoryPlan, error) {
 	return MemoryPlan{
 		Weights: uint64(plan.weights), KV: uint64(plan.kv), State: uint64(plan.state), Scratch: uint64(plan.scratch),
 		Other: uint64(plan.other), Source: uint64(plan.source), Total: uint64(plan.total),
+		Device: DevicePlan{
+			Weights: uint64(plan.device_weights), KV: uint64(plan.device_kv), State: uint64(plan.device_state),
+			Scratch: uint64(plan.device_scratch), Total: uint64(plan.device_total), Layers: uint64(plan.device_layers),
+		},
 	}, s.because(err)
 }

@@ -72,7 +72,7 @@ DEVICE void kv_store(const Kv& kv, u8* page, u32 index, float v) {
 }
 
 // A packed matrix [rows, cols] in panels of 16 rows (src/backend/cpu/pack.rs).
-enum LayoutKind : u32 { LAYOUT_F32, LAYOUT_BF16, LAYOUT_F16, LAYOUT_I8, LAYOUT_I4, LAYOUT_TABLE };
+enum LayoutKind : u32 { LAYOUT_F32, LAYOUT_BF16, LAYOUT_F16, LAYOUT_F8, LAYOUT_I8, LAYOUT_I4, LAYOUT_TABLE };
 struct Part {
     const u8* data;
     u64 panel_bytes;
@@ -80,7 +80,7 @@ struct Part {
     // First of its rows in the whole matrix.
     u32 first;
     LayoutKind kind;
-    // Elements per scale (16 or 32; 1 for floats), whether blocks have a minimum.
+    // Elements per scale (16 or 32; of floats 128, or 1 for none), whether blocks have a minimum.
     u32 block, min;
     // What 4-bit codes stand for, LAYOUT_TABLE alone.
     i8 table[16];

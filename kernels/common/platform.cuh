@@ -41,6 +41,18 @@ DEVICE float from_bf16(u16 b) { return __uint_as_float((u32)b << 16); }
 DEVICE u16 to_bf16(float f) { u16 r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(f)); return r; }
 DEVICE float from_f16(u16 h) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f; }
 DEVICE u16 to_f16(float f) { u16 r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(f)); return r; }
+// Two 8-bit floats (E4M3, the first in the low byte) as a pair of half floats. There is no NaN among weights: scales tell of it.
+DEVICE u32 pair_e4m3(u32 two) {
+    u32 r;
+#if __CUDA_ARCH__ >= 890
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"((u16)two));
+#else
+    // As half floats they have the same fields, eight powers of two lower.
+    u32 high = __byte_perm(two, 0, 0x1404);
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(r) : "r"((high & 0x80008000u) | (high & 0x7f007f00u) >> 1), "r"(0x5c005c00u));
+#endif
+    return r;
+}
 // Two floats as a pair, the first in the low half.
 DEVICE u32 pair_bf16(float low, float high) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 DEVICE u32 pair_f16(float low, float high) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }

@@ -26,10 +26,25 @@ struct InShared {
 // Order of k's in activations, see linear_prepare.cu.
 enum Order : u32 { ORDER_BF16, ORDER_F16, ORDER_I8, ORDER_I4, ORDER_TABLE };
 
+// Scales of the lane's four rows in a step that begins at k: none, or those of 8-bit floats.
+struct NoScales {
+    static const bool ANY = false;
+    DEVICE void load(const u8*, u32) {}
+};
+struct F8Scales {
+    static const bool ANY = true;
+    Words4 w;
+    DEVICE void load(const u8* panel, u32 k) { w = load16(panel + k / F8_RUN * 64 + lane() / 4 % 4 * 16); }
+    DEVICE float of(u32 row) const { return float_of(row == 0 ? w.x : row == 1 ? w.y : row == 2 ? w.z : w.w); }
+};
+
+// `codes`: where a panel's first step begins.
 struct Bf16Fragments {
     struct Raw {
         u32 w[8];
     };
+    typedef NoScales Scales;
+    static DEVICE const u8* codes(const Part&, const u8* panel) { return panel; }
     static const u32 STEP = 16, BYTES = 512;
     static const bool INTEGER = false;
     template <class M> static DEVICE Raw load(const M& m) {
@@ -43,10 +58,48 @@ struct Bf16Fragments {
     static DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(c, a, b0, b1); }
 };
 
+// 8-bit floats as bfloat16, which holds each of them.
+DEVICE u32 bf16_of_e4m3(u32 two) {
+    u32 pair = pair_e4m3(two);
+    return pair_bf16(low_f16(pair), high_f16(pair));
+}
+struct F8Fragments {
+    struct Raw {
+        Words2 low, high;
+    };
+    typedef F8Scales Scales;
+    static DEVICE const u8* codes(const Part& p, const u8* panel) { return panel + f8_front(p); }
+    static const u32 STEP = 16, BYTES = 256;
+    static const bool INTEGER = false;
+    template <class M> static DEVICE Raw load(const M& m) {
+        u32 at = lane() % 4 * 32 + lane() / 4 % 4 * 8;
+        return {m.narrow(at), m.narrow(at + 128)};
+    }
+    static DEVICE void a(const Part&, const Raw& r, u32 m, u32 (&a)[4]) {
+        u32 low = m ? r.low.y : r.low.x, high = m ? r.high.y : r.high.x;
+        a[0] = bf16_of_e4m3(low), a[1] = bf16_of_e4m3(low >> 16), a[2] = bf16_of_e4m3(high), a[3] = bf16_of_e4m3(high >> 16);
+    }
+    static DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(c, a, b0, b1); }
+};
+
+// acc += product `m` of a step, under the step's scales.
+template <class F> DEVICE void multiply_scaled(float (&acc)[4], const u32 (&a)[4], u32 b0, u32 b1, const typename F::Scales& scales, u32 m) {
+    if constexpr (F::Scales::ANY) {
+        float c[4] = {};
+        F::multiply(c, a, b0, b1);
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) acc[j] = fused(c[j], scales.of(2 * m + j / 2), acc[j]);
+    } else {
+        F::multiply(acc, a, b0, b1);
+    }
+}
+
 struct F16Fragments {
     struct Raw {
         Words2 w[4];
     };
+    typedef NoScales Scales;
+    static DEVICE const u8* codes(const Part&, const u8* panel) { return panel; }
     static const u32 STEP = 16, BYTES = 512;
     static const bool INTEGER = false;
     template <class M> static DEVICE Raw load(const M& m) {
@@ -63,6 +116,7 @@ struct F16Fragments {
 // As IntegerLines. Codes of a 32-block meet in one product, or in one for each half.
 template <LayoutKind KIND, bool IS_HALF, bool HAS_MIN> struct IntegerFragments {
     typedef IntegerLines<KIND, IS_HALF, HAS_MIN> Lines;
+    typedef NoScales Scales;
     static const u32 WORDS = KIND == LAYOUT_I8 ? 8 : 4;
     struct Raw {
         u32 w[WORDS];

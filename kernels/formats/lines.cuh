@@ -83,6 +83,52 @@ struct F16Lines : FloatLines {
     }
 };
 
+// Four lines of codes, which share their scales. (A single row has a way of its own: linear_vector.cu.)
+struct F8Lines : FloatLines {
+    struct W {
+        Words4 w[4];
+        // A lane holds the scale of one row, and gets those of its own from the others when they are needed.
+        float scale;
+    };
+    static const u32 STEP = F8_RUN, ROWS = 8;
+    static DEVICE constexpr u32 ahead(u32) { return 2; }
+    static DEVICE W load(const Part& p, const u8* panel, u32 step) {
+        W w = {};
+        const u8* codes = panel + f8_front(p) + (u64)step * 2048 + lane() * 16;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++)
+            if (step * STEP + i * 32 < p.cols) w.w[i] = load_once(codes + i * 512);
+        w.scale = ((const float*)panel)[step * 16 + lane() % 16];
+        return w;
+    }
+    template <u32 R> static DEVICE void add(float (&acc)[R][8], const Part& p, const W& w, const X& x, u32 step, u32 count) {
+        float scale[8];
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) scale[j] = shuffle(w.scale, lane() % 2 * 8 + j);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            u32 k = step * STEP + i * 32 + lane() / 2 * 2;
+            if (k >= p.cols) break;
+            Words2 v[R] = {};
+#pragma unroll
+            for (u32 r = 0; r < R; r++)
+                if (r < count) v[r] = load8(x.x + (u64)r * x.stride + k);
+            const u32 words[4] = {w.w[i].x, w.w[i].y, w.w[i].z, w.w[i].w};
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) {
+                u32 pair = pair_e4m3(words[j / 2] >> j % 2 * 16);
+                float low = low_f16(pair), high = high_f16(pair);
+                low = times(low, scale[j]), high = times(high, scale[j]);
+#pragma unroll
+                for (u32 r = 0; r < R; r++) {
+                    acc[r][j] = fused(low, float_of(v[r].x), acc[r][j]);
+                    acc[r][j] = fused(high, float_of(v[r].y), acc[r][j]);
+                }
+            }
+        }
+    }
+};
+
 // Rows of 8-bit activations.
 struct Q8Rows {
     const Q8Block* x;

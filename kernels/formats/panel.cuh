@@ -3,6 +3,8 @@
 #include "../common/frame.cuh"
 
 static const u32 GAINS = 64, SUPER = 64;
+// Elements that share a scale of LAYOUT_F8.
+static const u32 F8_RUN = 128;
 
 DEVICE bool is_integer(const Part& p) { return p.kind >= LAYOUT_I8; }
 DEVICE u32 panels_of(const Part& p) { return (p.rows + 15) / 16; }
@@ -31,12 +33,19 @@ DEVICE i32 code_of(const Part& p, const u8* panel, u32 lane16, u32 k) {
     if (p.kind == LAYOUT_TABLE) return p.table[nibble];
     return p.min ? nibble : nibble - 8;
 }
+// 8-bit floats: bytes of the scales [k / 128][16] in front of the codes.
+DEVICE u32 f8_front(const Part& p) { return (p.cols + F8_RUN - 1) / F8_RUN * 64; }
+DEVICE float f8_of(const Part& p, const u8* panel, u32 lane16, u32 k) {
+    float scale = ((const float*)panel)[k / F8_RUN * 16 + lane16];
+    return times(scale, from_f16((u16)pair_e4m3(panel[f8_front(p) + k / 2 * 32 + lane16 * 2 + k % 2])));
+}
 // Element k of a row, whatever the layout.
 DEVICE float element_of(const Part& p, const u8* panel, u32 lane16, u32 k) {
     switch (p.kind) {
         case LAYOUT_F32: return ((const float*)panel)[k * 16 + lane16];
         case LAYOUT_BF16: return from_bf16(((const u16*)panel)[k / 2 * 32 + lane16 * 2 + k % 2]);
         case LAYOUT_F16: return from_f16(((const u16*)panel)[k * 16 + lane16]);
+        case LAYOUT_F8: return f8_of(p, panel, lane16, k);
         default: break;
     }
     float min = p.min ? min_of(p, panel, lane16, k) : 0.0f;

@@ -5,6 +5,7 @@
 // depend on how many rows of activations were met together.
 #pragma once
 #include "../common/frame.cuh"
+#include "panel.cuh"
 
 // Four f16 factors of a lane's rows.
 DEVICE void factors4(const u8* p, float (&f)[4]) {
@@ -66,6 +67,26 @@ struct PanelF16 {
         for (u32 n = 0; n < N; n++) {
             float x = in.x[n][k];
             for (u32 r = 0; r < 8; r++) sum[n][r] = fused(from_f16((u16)(word_of(w, r / 2) >> r % 2 * 16)), x, sum[n][r]);
+        }
+    }
+};
+
+struct PanelF8 {
+    static const bool GAINS = false;
+    static const u32 ROWS = 8, K = 32;
+    template <u32 N> DEVICE void step(const u8* panel, const Part& p, u32 stretch, const FloatRows<N>& in, float (&sum)[N][8]) {
+        u32 k = stretch * K + lane() / 2 * 2;
+        if (k >= p.cols) return;
+        Words4 w = load_once(panel + f8_front(p) + (u64)stretch * 512 + lane() * 16);
+        const float* scale = (const float*)panel + k / F8_RUN * 16 + lane() % 2 * 8;
+        Words4 first = load16(scale), second = load16(scale + 4);
+        float x0[N], x1[N];
+        for (u32 n = 0; n < N; n++) x0[n] = in.x[n][k], x1[n] = in.x[n][k + 1];
+        for (u32 r = 0; r < 8; r++) {
+            u32 pair = pair_e4m3(word_of(w, r / 2) >> r % 2 * 16);
+            float s = float_of(word_of(r < 4 ? first : second, r % 4));
+            float low = times(s, from_f16((u16)pair)), high = times(s, from_f16((u16)(pair >> 16)));
+            for (u32 n = 0; n < N; n++) sum[n][r] = fused(low, x0[n], fused(high, x1[n], sum[n][r]));
         }
     }
 };

@@ -110,5 +110,6 @@ fn as_host(plan: &engine::Plan) -> metrale_memory_plan {
         device_state: plan.device.state,
         device_scratch: plan.device.scratch,
         device_total: plan.device.total(),
+        device_layers: plan.device.layers,
     }
 }

@@ -132,6 +132,9 @@ pub const METRALE_KV_BF16: u32 = 3;
 /// Queries meet keys in 8 bits as well. Not on a GPU, and not for architectures that keep latent, compressed or indexed rows.
 pub const METRALE_KV_Q8: u32 = 4;
 
+/// All layers of the model run on the device, or it is not loaded.
+pub const METRALE_ALL_LAYERS: u64 = u64::MAX;
+
 /// Work of the model gives way to the process's other work on the same device, such as drawing: its stream has the least priority the
 /// device knows. Nothing else changes. On the processor the flag is taken and means nothing: threads are the host's to rank.
 pub const METRALE_LOAD_LOW_PRIORITY: u64 = 1;
@@ -195,6 +198,12 @@ pub struct metrale_load_options {
     /// Most bytes of that device the plan of the model with one sequence may take; 0 takes what it has free. For the processor, `memory` is
     /// the cap.
     pub device_bytes: u64,
+    /// Layers that the device runs: the last so many, and what follows them; the others, and the embeddings, stay on the processor, each
+    /// layer with its keys and values and its state. 0 takes as many as `device_bytes` hold, the whole model where that fits, and at the least
+    /// what follows the last layer; `metrale_plan` tells how many those are. Other numbers are taken as they are: the model's layers or more
+    /// (`METRALE_ALL_LAYERS`) are all of the model. `METRALE_OUT_OF_MEMORY`, before weights are read, with the bytes wanted and available, where
+    /// that does not fit, and `METRALE_UNSUPPORTED` where the model cannot be cut there, because a later layer reads what an earlier one keeps.
+    pub device_layers: u64,
 }
 
 /// Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -228,6 +237,8 @@ pub struct metrale_memory_plan {
     pub device_scratch: u64,
     /// The sum of the four.
     pub device_total: u64,
+    /// Layers that run there: the last so many, and what follows the last one. The others run on the processor, whose bytes are the host's.
+    pub device_layers: u64,
 }
 
 /// Tokens that end generation count as ordinary ones: `metrale_decode_step` never reports this sequence as done.

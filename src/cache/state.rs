@@ -4,7 +4,8 @@
 //! committed one alone. A mark, a fork or a snapshot is one more holder of a committed state, which nobody writes while
 //! it is shared. So all of them are exact and cost nothing until the next call needs a new spare.
 //!
-//! On a device a state lies there as a whole; the row of logits is copied to the host when somebody looks at it.
+//! A slot lies where its layer runs; as bytes a state is the same wherever its slots lie. A row of logits on a device is copied to the host when
+//! somebody looks at it.
 #![allow(unsafe_code)] // states are handed to operations as raw pointers; see `SequenceState::pointers`
 
 use super::memory::{Home, Memory};
@@ -16,57 +17,104 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Where each slot and the row of logits lie in a state, in floats.
+/// Where each slot and the row of logits lie in a state, in floats. A state has memory on the host, on a device, or on both: what belongs to a
+/// layer lies where the layer runs.
 #[derive(Clone, Debug)]
 pub struct StateLayout {
     slots: Arc<[Range<usize>]>,
     logits: Range<usize>,
+    /// Whether the row of logits lies on the device.
+    logits_on_device: bool,
+    /// All of a state, in the order of its slots: ranges of its memory on the host, or on the device where that is said.
+    runs: Vec<(bool, Range<usize>)>,
+    /// On the host, and on the device: floats of slots, and all floats.
+    sizes: [(usize, usize); 2],
 }
 
 /// Slots start on a cache line.
 const ALIGN: usize = 16;
 
 impl StateLayout {
-    /// Places slots and a row of `vocab` logits.
+    /// Places slots and a row of `vocab` logits, all on the host.
     pub fn new(slots: &[SlotSpec], vocab: usize) -> Result<StateLayout> {
+        StateLayout::apart(slots, vocab, |_| false, false)
+    }
+
+    /// As [`StateLayout::new`], where some slots or the row of logits lie on a device.
+    pub fn apart(slots: &[SlotSpec], vocab: usize, on_device: impl Fn(usize) -> bool, logits_on_device: bool) -> Result<StateLayout> {
         let too_large = |name: &str, n: usize| {
             Error::new(Kind::TooLarge, format!("{name}: {n} floats of recurrent state for each sequence")).named(name)
         };
-        let mut end = 0usize;
-        let mut place = |name: &str, n: usize| {
-            let start = end;
-            end = start
+        let (mut ends, mut runs) = ([0usize; 2], Vec::<(bool, Range<usize>)>::new());
+        let mut place = |name: &str, n: usize, there: bool, is_last: bool| {
+            let start = ends[usize::from(there)];
+            let end = start
                 .checked_add(n)
                 .and_then(|e| e.checked_next_multiple_of(ALIGN))
                 .filter(|e| *e < isize::MAX as usize / 8)
                 .ok_or_else(|| too_large(name, n))?;
+            ends[usize::from(there)] = end;
+            // What lies between slots goes along.
+            let end = if is_last { start + n } else { end };
+            match runs.last_mut() {
+                Some((same, run)) if *same == there && run.end == start => run.end = end,
+                _ => runs.push((there, start..end)),
+            }
             Ok(start..start + n)
         };
-        let slots = slots.iter().map(|s| place(&s.name, s.elements)).collect::<Result<_>>()?;
-        Ok(StateLayout { slots, logits: place("logits", vocab)? })
+        let placed = slots.iter().enumerate().map(|(index, slot)| place(&slot.name, slot.elements, on_device(index), false));
+        let placed = placed.collect::<Result<_>>()?;
+        let logits = place("logits", vocab, logits_on_device, true)?;
+        let sizes = [false, true].map(|there| match (there == logits_on_device, ends[usize::from(there)]) {
+            (true, _) => (logits.start, logits.end),
+            (false, end) => (end, end),
+        });
+        Ok(StateLayout { slots: placed, logits, logits_on_device, runs, sizes })
     }
 
-    /// Where each slot lies.
+    /// Where each slot lies, on its side.
     pub fn slots(&self) -> &Arc<[Range<usize>]> {
         &self.slots
     }
 
-    /// Floats before the row of logits.
-    pub fn slot_floats(&self) -> usize {
-        self.logits.start
+    /// Floats of the slots of a side.
+    pub fn slot_floats(&self, on_device: bool) -> usize {
+        self.sizes[usize::from(on_device)].0
     }
 
-    /// Floats in all.
+    /// Floats of a side.
+    pub fn floats_of(&self, on_device: bool) -> usize {
+        self.sizes[usize::from(on_device)].1
+    }
+
+    /// Floats in all, as they are written and read: the same wherever they lie.
     pub fn floats(&self) -> usize {
-        self.logits.end
+        self.runs.iter().map(|(_, run)| run.len()).sum()
+    }
+}
+
+/// A state's memory, where it has some.
+struct Memories {
+    host: Option<Memory>,
+    device: Option<Memory>,
+}
+
+impl Memories {
+    fn host(&self) -> *mut f32 {
+        self.host.as_ref().map_or(std::ptr::null_mut(), |memory| memory.first().cast())
+    }
+
+    fn device(&self) -> *mut f32 {
+        self.device.as_ref().map_or(std::ptr::null_mut(), |memory| memory.first().cast())
     }
 }
 
 /// States of one model: their memory is used again.
 pub struct StatePool {
+    /// Where the device's part of them lies.
     home: Home,
     layout: StateLayout,
-    free: Mutex<Vec<Memory>>,
+    free: Mutex<Vec<Memories>>,
 }
 
 impl StatePool {
@@ -75,7 +123,7 @@ impl StatePool {
         StatePool::at(&Home::Host, layout)
     }
 
-    /// As [`StatePool::new`], wherever states are to lie.
+    /// As [`StatePool::new`], with the home of what the layout puts on a device.
     pub fn at(home: &Home, layout: StateLayout) -> Arc<StatePool> {
         Arc::new(StatePool { home: home.clone(), layout, free: Mutex::default() })
     }
@@ -87,11 +135,15 @@ impl StatePool {
 
     /// The state before any token: zeros.
     pub fn zero(self: &Arc<Self>) -> Result<Arc<State>> {
-        Ok(Arc::new(State::new(self.memory()?, self)))
+        Ok(Arc::new(State::new(self.memories()?, self)))
     }
 
-    fn memory(&self) -> Result<Memory> {
-        self.home.memory(self.layout.floats() * 4, "a recurrent state")
+    fn memories(&self) -> Result<Memories> {
+        let of = |home: &Home, on_device: bool| match self.layout.floats_of(on_device) {
+            0 => Ok(None),
+            floats => home.memory(floats * 4, "a recurrent state").map(Some),
+        };
+        Ok(Memories { host: of(&Home::Host, false)?, device: of(&self.home, true)? })
     }
 
     /// Gives up states that nobody uses.
@@ -102,17 +154,18 @@ impl StatePool {
     }
 
     /// A state with the given floats, as many as the layout has.
-    pub fn filled(self: &Arc<Self>, floats: impl Iterator<Item = f32>) -> Result<Arc<State>> {
+    pub fn filled(self: &Arc<Self>, mut floats: impl Iterator<Item = f32>) -> Result<Arc<State>> {
         let mut state = self.take()?;
-        match Arc::get_mut(&mut state).and_then(|s| s.memory.as_mut()).expect("a state just taken has one holder") {
-            Memory::Host(buffer) => buffer.as_mut_slice_of::<f32>().iter_mut().zip(floats).for_each(|(to, from)| *to = from),
-            Memory::Device(block) => {
-                let mut bytes = vec_filled(self.layout.floats() * 4, 0u8, "a recurrent state")?;
-                bytes.as_chunks_mut::<4>().0.iter_mut().zip(floats).for_each(|(to, from)| *to = from.to_ne_bytes());
-                let to = std::ptr::without_provenance_mut(block.address() as usize);
-                // SAFETY: the block is as long, and nobody else knows it yet.
-                unsafe { self.home.write(to, &bytes) }?;
+        let memories = Arc::get_mut(&mut state).and_then(|s| s.memories.as_mut()).expect("a state just taken has one holder");
+        for (on_device, run) in &self.layout.runs {
+            if let (false, Some(Memory::Host(buffer))) = (on_device, &mut memories.host) {
+                buffer.as_mut_slice_of::<f32>()[run.clone()].iter_mut().zip(&mut floats).for_each(|(to, from)| *to = from);
+                continue;
             }
+            let mut bytes = vec_filled(run.len() * 4, 0u8, "a recurrent state")?;
+            bytes.as_chunks_mut::<4>().0.iter_mut().zip(&mut floats).for_each(|(to, from)| *to = from.to_ne_bytes());
+            // SAFETY: the range lies in the memory, which nobody else knows yet.
+            unsafe { self.home.write(memories.device().wrapping_add(run.start).cast(), &bytes) }?;
         }
         Ok(state)
     }
@@ -120,19 +173,19 @@ impl StatePool {
     /// A state with anything in it.
     fn take(self: &Arc<Self>) -> Result<Arc<State>> {
         let used = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let memory = match used {
-            Some(memory) => memory,
-            None => self.memory()?,
+        let memories = match used {
+            Some(memories) => memories,
+            None => self.memories()?,
         };
-        Ok(Arc::new(State::new(memory, self)))
+        Ok(Arc::new(State::new(memories, self)))
     }
 }
 
 /// The slots and logits after some token; its memory goes back to the pool with its last holder.
 pub struct State {
     /// There until it is dropped.
-    memory: Option<Memory>,
-    /// Of a state on a device: the row of logits, once somebody has looked at it, and room for one.
+    memories: Option<Memories>,
+    /// Where the logits are on a device: their row of logits, once somebody has looked at it, and room for one.
     row: OnceLock<Buffer>,
     room: Mutex<Option<Buffer>>,
     /// The token of the highest logit, where the device found it.
@@ -145,11 +198,11 @@ pub struct State {
 
 impl Drop for State {
     fn drop(&mut self) {
-        if let Some(memory) = self.memory.take() {
+        if let Some(memories) = self.memories.take() {
             let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
             // Without room for one more, the memory goes back to the system instead.
             if free.len() < KEPT && reserve(&mut free, 1, "a list of states").is_ok() {
-                free.push(memory);
+                free.push(memories);
             }
         }
     }
@@ -159,9 +212,9 @@ impl Drop for State {
 const KEPT: usize = 4;
 
 impl State {
-    fn new(memory: Memory, pool: &Arc<StatePool>) -> State {
+    fn new(memories: Memories, pool: &Arc<StatePool>) -> State {
         State {
-            memory: Some(memory),
+            memories: Some(memories),
             row: OnceLock::new(),
             room: Mutex::default(),
             best: None,
@@ -178,18 +231,18 @@ impl State {
 
     /// Appends all floats, little-endian.
     pub fn write_to(&self, out: &mut Vec<u8>) -> Result<()> {
-        match self.memory() {
-            Memory::Host(buffer) => {
-                buffer.as_slice_of::<f32>()[..self.floats()].iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()))
+        let memories = self.memories();
+        for (on_device, run) in &self.pool.layout.runs {
+            if let (false, Some(Memory::Host(buffer))) = (on_device, &memories.host) {
+                buffer.as_slice_of::<f32>()[run.clone()].iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
+                continue;
             }
-            Memory::Device(_) => {
-                let start = out.len();
-                reserve(out, self.bytes(), "a recurrent state")?;
-                out.resize(start + self.bytes(), 0);
-                // SAFETY: the memory is as long; it is not written while it is shared or committed.
-                unsafe { self.pool.home.read(self.first().cast(), &mut out[start..]) }?;
-                out[start..].as_chunks_mut::<4>().0.iter_mut().for_each(|b| *b = f32::from_ne_bytes(*b).to_le_bytes());
-            }
+            let start = out.len();
+            reserve(out, run.len() * 4, "a recurrent state")?;
+            out.resize(start + run.len() * 4, 0);
+            // SAFETY: the range lies in the memory, which is not written while it is shared or committed.
+            unsafe { self.pool.home.read(memories.device().wrapping_add(run.start).cast(), &mut out[start..]) }?;
+            out[start..].as_chunks_mut::<4>().0.iter_mut().for_each(|b| *b = f32::from_ne_bytes(*b).to_le_bytes());
         }
         Ok(())
     }
@@ -202,7 +255,7 @@ impl State {
     /// The row of logits.
     pub fn logits(&self) -> Result<&[f32]> {
         let range = self.pool.layout.logits.clone();
-        if let Memory::Host(buffer) = self.memory() {
+        if let (false, Some(Memory::Host(buffer))) = (self.pool.layout.logits_on_device, &self.memories().host) {
             return Ok(&buffer.as_slice_of::<f32>()[range]);
         }
         if self.row.get().is_none() {
@@ -213,7 +266,7 @@ impl State {
                     None => Buffer::of(Class::Cache, range.len() * 4, "a row of logits")?,
                 };
                 // SAFETY: the range lies in the memory; it is not written while it is shared or committed.
-                let copied = unsafe { self.pool.home.read(self.first().wrapping_add(range.start).cast(), row.as_mut_slice()) };
+                let copied = unsafe { self.pool.home.read(self.memories().device().wrapping_add(range.start).cast(), row.as_mut_slice()) };
                 if let Err(e) = copied {
                     *room = Some(row);
                     return Err(e);
@@ -233,12 +286,8 @@ impl State {
         }
     }
 
-    fn memory(&self) -> &Memory {
-        self.memory.as_ref().expect("memory is taken by drop alone")
-    }
-
-    fn first(&self) -> *mut f32 {
-        self.memory().first().cast()
+    fn memories(&self) -> &Memories {
+        self.memories.as_ref().expect("memory is taken by drop alone")
     }
 }
 
@@ -291,19 +340,19 @@ impl SequenceState {
 
     /// For a run: from the committed state, or further from what this call wrote before.
     pub fn pointers(&self, further: bool) -> StatePointers {
-        let len = self.pool.layout.slot_floats();
+        let len = self.pool.layout.slot_floats(false);
         let spare = self.spare.as_ref().filter(|spare| Arc::strong_count(spare) == 1);
-        let write = spare.expect("begin() made the spare state this sequence's own").first();
-        let read = if further { write } else { self.committed.first() };
-        StatePointers::new(read, write, len)
+        let write = spare.expect("begin() made the spare state this sequence's own").memories();
+        let read = if further { write } else { self.committed.memories() };
+        StatePointers::new(read.host(), write.host(), len).and_device(read.device().addr() as u64, write.device().addr() as u64)
     }
 
     /// Where the call's row of logits goes; `None` on a device, whose run puts it behind the slots itself.
     pub fn next_logits(&mut self) -> Option<&mut [f32]> {
-        let range = self.pool.layout.logits.clone();
-        match self.spare().memory.as_mut().expect("memory is taken by drop alone") {
-            Memory::Host(buffer) => Some(&mut buffer.as_mut_slice_of::<f32>()[range]),
-            Memory::Device(_) => None,
+        let (range, there) = (self.pool.layout.logits.clone(), self.pool.layout.logits_on_device);
+        match &mut self.spare().memories.as_mut().expect("memory is taken by drop alone").host {
+            Some(Memory::Host(buffer)) if !there => Some(&mut buffer.as_mut_slice_of::<f32>()[range]),
+            _ => None,
         }
     }
 
@@ -422,9 +471,20 @@ mod tests {
         let s = state();
         let layout = s.pool.layout();
         assert_eq!(&layout.slots()[..], [0..3, 16..36]);
-        assert_eq!((layout.slot_floats(), layout.floats()), (48, 53));
+        assert_eq!((layout.slot_floats(false), layout.floats_of(false), layout.floats(), layout.floats_of(true)), (48, 53, 53, 0));
         let huge = SlotSpec { name: "x".into(), elements: usize::MAX / 2 };
         assert_eq!(StateLayout::new(&[huge], 1).unwrap_err().kind(), Kind::TooLarge);
+    }
+
+    #[test]
+    fn slots_of_two_sides_lie_apart_and_are_written_in_their_order() {
+        let slots = [3, 20, 16, 1].map(|elements| SlotSpec { name: "s".into(), elements });
+        let whole = StateLayout::new(&slots, 5).unwrap();
+        let layout = StateLayout::apart(&slots, 5, |index| index == 1 || index == 3, true).unwrap();
+        assert_eq!(&layout.slots()[..], [0..3, 0..20, 16..32, 32..33]);
+        assert_eq!(layout.runs, [(false, 0..16), (true, 0..32), (false, 16..32), (true, 32..53)]);
+        assert_eq!([false, true].map(|there| (layout.slot_floats(there), layout.floats_of(there))), [(32, 32), (48, 53)]);
+        assert_eq!(layout.floats(), whole.floats());
     }
 
     #[test]
@@ -461,10 +521,10 @@ mod tests {
         let mut s = state();
         step(&mut s, 1.0, 0);
         step(&mut s, 2.0, 1);
-        let known = [s.committed.first(), s.spare.as_ref().unwrap().first()];
+        let known = [s.committed.memories().host(), s.spare.as_ref().unwrap().memories().host()];
         for i in 3..6 {
             step(&mut s, i as f32, i - 1);
-            assert!(known.contains(&s.committed.first()));
+            assert!(known.contains(&s.committed.memories().host()));
         }
     }
 }

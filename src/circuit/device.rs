@@ -10,6 +10,7 @@
 #![allow(unsafe_code)] // argument structs, pinned copies
 
 use super::program::{Outcome, Program};
+use super::segments::{crossing, crossing_bytes};
 use crate::backend::cpu::pause::Control;
 use crate::backend::cuda::launch::{Args, Grid, Kernel, Launch, bytes_of};
 use crate::backend::cuda::{Block, Event, Graph, Pinned, Queue, Stream};
@@ -39,6 +40,8 @@ pub struct DeviceWorkspace {
     host: Pinned,
     news: Pinned,
     list: Block,
+    /// What the processor computed for a run that begins.
+    carried: Pinned,
     /// The operation to go on with; 0 for none under way.
     place: usize,
     /// Ends of the last operations that were queued.
@@ -151,6 +154,7 @@ impl DeviceWorkspace {
             host: Pinned::new(device, places.bytes(), "a batch for the device")?,
             news: Pinned::new(device, BatchPlaces::NEWS_BYTES, "a batch for the device")?,
             list: Block::new(device, BatchPlaces::NEWS_BYTES, "a batch for the device")?,
+            carried: Pinned::new(device, most(&crossing_bytes), "rows for the device")?,
             batch,
             place: 0,
             ends: (0..AHEAD).map(|_| Event::new(device, false)).collect::<Result<_>>()?,
@@ -186,8 +190,15 @@ impl DeviceWorkspace {
         self.place = 0;
     }
 
-    /// Runs a program from where it left off; all that was queued is done when it returns. With `keep` its output
-    /// rows are rows of logits, which are kept.
+    /// Takes rows of what the processor computed, for a run of `program` that begins: `read` writes those of a value.
+    pub fn carry(&mut self, program: &Program, mut read: impl FnMut(Value, &mut [u8])) {
+        for (value, range) in crossing(program) {
+            read(value, &mut self.carried.as_mut_slice()[range]);
+        }
+    }
+
+    /// Runs a program from where it left off; all that was queued is done when it returns. With `keep` its output rows are rows of logits,
+    /// which are kept.
     pub fn run(
         &mut self,
         program: &Program,
@@ -245,6 +256,19 @@ impl DeviceWorkspace {
         Ok(Outcome::Done)
     }
 
+    /// Queues the copies of what the processor computed, for so many rows and segments.
+    fn copy_carried(&self, program: &Program, rows: usize, segments: usize) -> Result<()> {
+        for (value, range) in crossing(program) {
+            let slot = program.layout().slots[value.0 as usize];
+            let bytes = 4 * slot.stride * if slot.rows == Rows::All { rows } else { segments };
+            // SAFETY: as in `queue`.
+            unsafe {
+                self.stream.write_pinned(self.values.address() + slot.offset as u64, &self.carried, range.start..range.start + bytes)
+            }?;
+        }
+        Ok(())
+    }
+
     /// Queues the copy of a part of the list of what is new.
     fn copy_news(&self, range: Range<usize>) -> Result<()> {
         // SAFETY: as in `queue`.
@@ -270,6 +294,9 @@ impl DeviceWorkspace {
         control: Control<'_>,
     ) -> Result<usize> {
         let queue = self.stream.queue()?;
+        if self.place == 0 {
+            self.copy_carried(program, batch.tokens.len(), batch.segments.len())?;
+        }
         if new {
             self.take_up(&queue)?;
         }
@@ -323,6 +350,7 @@ impl DeviceWorkspace {
             let widest = step.widest(&batch.slots, batch.kv_states);
             let graph = self.stream.capture(|queue| {
                 self.copy_news(0..BatchPlaces::FEW_NEWS_BYTES)?;
+                self.copy_carried(program, step.sequences, step.sequences)?;
                 self.take_up(queue)?;
                 let gpu = self.gpu(program, &widest, weights, queue);
                 program.launch(&gpu, 0, || false)?;
@@ -533,6 +561,13 @@ impl DeviceWeights {
         let put = upload(weight, self)?;
         reserve(&mut self.weights, 1, "the list of weights")?;
         self.weights.push(put);
+        Ok(())
+    }
+
+    /// Counts one that is not put there, and that no operation there uses.
+    pub fn push_none(&mut self) -> Result<()> {
+        reserve(&mut self.weights, 1, "the list of weights")?;
+        self.weights.push(GpuWeight::Vector { data: 0, len: 0 });
         Ok(())
     }
 

@@ -76,7 +76,8 @@ fn value_bytes(rows: usize, width: usize, kind: Kind) -> Option<usize> {
     bytes.checked_next_multiple_of(ALIGN)
 }
 
-/// First and last node of each value; column ranges count for the whole. Unused values have `usize::MAX`.
+/// First and last node of each value; column ranges count for the whole, and inputs are there from the first node on. Unused values have
+/// `usize::MAX`.
 fn lifetimes(circuit: &mut Circuit, keep: &[Value]) -> Vec<(usize, usize)> {
     let mut lives = vec![(usize::MAX, 0); circuit.values.len()];
     for index in 0..circuit.nodes.len() {
@@ -88,6 +89,9 @@ fn lifetimes(circuit: &mut Circuit, keep: &[Value]) -> Vec<(usize, usize)> {
             }
             life.1 = index;
         }
+    }
+    for value in &circuit.inputs {
+        lives[value.0 as usize].0 = 0;
     }
     for value in keep.iter().chain([&circuit.output]) {
         lives[circuit.root(*value).0 as usize].1 = usize::MAX;

@@ -1,9 +1,11 @@
 //! Circuits: what a model records, and how that becomes a program.
 //!
 //! [`Tape`] records operations on named values; [`lower`] connects the forms of activations that weight formats want;
-//! [`fuse`] rewrites neighbours (each rule exact or checked against the reference); [`Layout`] gives every value a place in one
-//! workspace; [`Program`] runs the operations in order on the worker pool. [`explain`] prints any stage as text.
+//! [`fuse`] rewrites neighbours (each rule exact or checked against the reference); [`split`] lets threads share a far query; [`Layout`] gives
+//! every value a place in one workspace; [`Program`] runs the operations in order on the worker pool. [`cut`] parts a circuit, so that the layers
+//! a device has no room for stay on the processor, and [`Segments`] are the programs of both parts. [`explain`] prints any stage as text.
 
+mod cut;
 mod device;
 mod dump;
 mod fuse;
@@ -11,8 +13,11 @@ mod fuse_device;
 mod layout;
 mod lower;
 mod program;
+mod segments;
+mod split;
 mod tape;
 
+pub use cut::{Held, Parts, cut, held, stages};
 pub use device::{DeviceWeights, DeviceWorkspace, Keep, rehearse};
 pub use dump::explain;
 pub use fuse::{RULES, Rule, fuse};
@@ -20,4 +25,6 @@ pub use fuse_device::fuse_for_device;
 pub use layout::Layout;
 pub use lower::{Needs, lower};
 pub use program::{Outcome, Program, Progress, Workspace};
+pub use segments::Segments;
+pub use split::split;
 pub use tape::{Circuit, Declared, Node, Tape, ValueInfo};

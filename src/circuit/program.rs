@@ -33,6 +33,7 @@ struct Instruction {
 pub struct Program {
     instructions: Vec<Instruction>,
     layout: Layout,
+    inputs: Vec<Value>,
     output: Value,
     /// As the circuit's.
     rounds: bool,
@@ -109,7 +110,7 @@ impl Program {
             .zip(after)
             .map(|(node, after)| Instruction { op: node.op, after, counter: AtomicUsize::new(0) })
             .collect();
-        Ok(Program { instructions, layout, output, rounds, fixed_order })
+        Ok(Program { instructions, layout, inputs: circuit.inputs, output, rounds, fixed_order })
     }
 
     /// Bytes of workspace it needs.
@@ -126,6 +127,16 @@ impl Program {
     /// Most rows of a batch.
     pub fn max_rows(&self) -> usize {
         self.layout.max_rows
+    }
+
+    /// Values that are to be there before it runs.
+    pub fn inputs(&self) -> &[Value] {
+        &self.inputs
+    }
+
+    /// Whether it makes a value, or is given it.
+    pub fn has(&self, value: Value) -> bool {
+        self.layout.slots[value.0 as usize].width > 0
     }
 
     /// The value that is the result.
@@ -223,8 +234,15 @@ impl Program {
             if frame.failure.is_noted() {
                 break;
             }
+            if instruction.op.idle(frame) {
+                index += 1;
+                continue;
+            }
             let solo = instruction.op.solo(frame);
-            let waits = |&&before: &&usize| before >= open && !(solo && self.instructions[before].op.solo(frame));
+            let waits = |&&before: &&usize| {
+                let op = &self.instructions[before].op;
+                before >= open && !(solo && op.solo(frame)) && !op.idle(frame)
+            };
             if instruction.after.iter().take_while(|&&before| before >= open).find(waits).is_some() {
                 if !worker.meet(index) {
                     break;
@@ -298,6 +316,14 @@ impl Program {
             out.extend_from_slice(frame.row(value, row));
         }
         Ok(())
+    }
+
+    /// As [`Program::read`], as bytes, which begin `out`.
+    pub fn read_bytes(&self, workspace: &mut Workspace, batch: &Batch, value: Value, out: &mut [u8]) {
+        let failure = Failure::default();
+        let frame = self.frame(workspace, batch, &[], &failure, simd::table());
+        let rows = (0..frame.rows(value)).flat_map(|row| frame.row(value, row));
+        out.as_chunks_mut().0.iter_mut().zip(rows).for_each(|(to, from)| *to = from.to_ne_bytes());
     }
 
     /// Copies one row of the result.

@@ -53,6 +53,8 @@ pub struct Circuit {
     pub nodes: Vec<Node>,
     /// By value number.
     pub values: Vec<ValueInfo>,
+    /// Values that are there before it runs.
+    pub inputs: Vec<Value>,
     /// The result (logits).
     pub output: Value,
     /// Whether bfloat16 weights meet activations rounded to bfloat16 where the processor does that faster.
@@ -202,7 +204,10 @@ impl<'a> Tape<'a> {
     pub fn finish(self, output: Value) -> Result<Circuit> {
         match self.error {
             Some(e) => Err(e),
-            None => Ok(Circuit { nodes: self.nodes, values: self.values, output, rounds: false, fixed_order: false }),
+            None => {
+                let (nodes, values, inputs) = (self.nodes, self.values, Vec::new());
+                Ok(Circuit { nodes, values, inputs, output, rounds: false, fixed_order: false })
+            }
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Looking inside: a program as text, and any named tensor of a run.
 
 use super::load::Engine;
-use super::prepare::{self, Prepared};
-use super::runner::{self, Keeping, Room, Shape, Work};
+use super::prepare::{self, Prepared, Programs};
+use super::runner::{self, Keeping, Reached, Room, Shape, Work};
 use super::sequence::{Sequence, SequenceOptions};
 use crate::backend::cpu::pause::Control;
-use crate::circuit;
+use crate::circuit::{self, Circuit};
 use crate::ensure;
 use crate::error::Result;
 use crate::ops::{Batch, StatePointers, Value};
@@ -15,8 +15,15 @@ use std::sync::Arc;
 
 /// The program a checkpoint becomes, one operation a line. Reads headers only.
 pub fn explain(path: &Path, options: &LoadOptions) -> Result<String> {
-    let prepared = Prepared::new(path, options)?;
-    Ok(circuit::explain(&prepared.circuit(false, false)?, &prepared.declarations))
+    let mut prepared = Prepared::new(path, options)?;
+    let mut programs = Programs::default();
+    while prepared.device.is_some() && !programs.step(&mut prepared)? {}
+    let parts = prepared.parts(false, false)?;
+    let text = |part: &Circuit| circuit::explain(part, &prepared.declarations);
+    Ok(match (&parts.host, &parts.device) {
+        (Some(host), Some(device)) => format!("on the processor:\n{}on the device:\n{}", text(host), text(device)),
+        (one, other) => one.as_ref().or(other.as_ref()).map_or_else(String::new, text),
+    })
 }
 
 /// A named tensor: one row for each token.
@@ -63,14 +70,8 @@ impl Engine {
             self.shapes().most_rows()
         );
         self.check_bodies(bodies)?;
-        let mut circuit = self.prepared.circuit(true, bodies != Bodies::Fast)?;
-        let mut values = Vec::with_capacity(names.len());
-        for name in names {
-            let Some(value) = circuit.named(name) else { crate::bail!(NotFound, "no tensor is named {name:?} in this circuit") };
-            values.push(value);
-        }
-        circuit.values.shrink_to_fit();
-        let mut program = circuit::Program::new(circuit, slice, slice, &values)?;
+        let parts = self.prepared.parts(true, bodies != Bodies::Fast)?;
+        let (mut program, values) = prepare::compiled(parts, Shape { rows: slice, sequences: slice }, names)?;
         let mut room = Room::of(self, &program)?;
         let mut sequence = Sequence::new(self, &SequenceOptions::default())?;
         // Other bodies may give other bits, which no sequence may take up.
@@ -78,8 +79,7 @@ impl Engine {
         if self.has_encoder() || !source.is_empty() {
             sequence.encode(source)?;
         }
-        let mut out: Vec<Captured> =
-            values.iter().map(|v| Captured { width: program.layout().slots[v.0 as usize].width, values: Vec::new() }).collect();
+        let mut out: Vec<Captured> = values.iter().map(|v| Captured { width: program.slot(*v).width, values: Vec::new() }).collect();
         let mut batch = Batch { slots: Arc::clone(self.states().0.layout().slots()), ..Batch::default() };
         let mut rows = Vec::new();
         for piece in tokens.chunks(slice) {
@@ -87,9 +87,8 @@ impl Engine {
             sequence.state.begin()?;
             let (position, pages, state) = (sequence.len(), &sequence.pages, sequence.state.pointers(false));
             runner::fill(&mut batch, [Work { tokens: piece, position, source: sequence.source(), pages, stamp: 0, state }]);
-            match (bodies, &mut room) {
-                (Bodies::Definition, Room::Host(workspace)) => program.run_scalar(workspace, &batch, self.weights())?,
-                _ => drop(room.run(self, &mut program, &batch, &mut circuit::Progress::default(), Keeping::Nothing, Control::none())?),
+            if bodies != Bodies::Definition || !room.run_scalar(self, &program, &batch)? {
+                room.run(self, &mut program, &batch, &mut Reached::default(), Keeping::Nothing, Control::none())?;
             }
             sequence.state.commit(Some(position));
             sequence.tokens.extend_from_slice(piece);
@@ -111,21 +110,20 @@ impl Engine {
     pub fn capture_source(self: &Arc<Self>, source: &[i32], names: &[&str], bodies: Bodies) -> Result<Vec<Captured>> {
         self.check_bodies(bodies)?;
         self.check_source(source, self.info().context)?;
-        let Some(circuit) = self.prepared.encoder_circuit(bodies != Bodies::Fast)? else { return Ok(Vec::new()) };
-        let (mut program, values) = prepare::compiled(circuit, Shape { rows: source.len(), sequences: 1 }, names)?;
+        let Some(parts) = self.prepared.encoder_parts(bodies != Bodies::Fast)? else { return Ok(Vec::new()) };
+        let (mut program, values) = prepare::compiled(parts, Shape { rows: source.len(), sequences: 1 }, names)?;
         let mut room = Room::of(self, &program)?;
         let pages = self.source_pages(source.len())?;
         let mut batch = Batch::default();
         let work = Work { tokens: source, position: 0, source: source.len(), pages: &pages, stamp: 0, state: StatePointers::none() };
         runner::fill(&mut batch, [work]);
-        match (bodies, &mut room) {
-            (Bodies::Definition, Room::Host(workspace)) => program.run_scalar(workspace, &batch, self.weights())?,
-            _ => drop(room.run(self, &mut program, &batch, &mut circuit::Progress::default(), Keeping::Nothing, Control::none())?),
+        if bodies != Bodies::Definition || !room.run_scalar(self, &program, &batch)? {
+            room.run(self, &mut program, &batch, &mut Reached::default(), Keeping::Nothing, Control::none())?;
         }
         let captured = |value: &Value| {
             let mut rows = Vec::new();
             room.read(&program, &batch, *value, &mut rows)?;
-            Ok(Captured { width: program.layout().slots[value.0 as usize].width, values: rows })
+            Ok(Captured { width: program.slot(*value).width, values: rows })
         };
         values.iter().map(captured).collect()
     }

@@ -5,10 +5,10 @@
 //! is sought by halves; where recurrent states are gone the newest token has to do, whose own state has carried the fault into the
 //! same layer. This takes some steps of one token, beyond any budget.
 
-use super::runner::{self, Keeping, Room, Work};
+use super::runner::{self, Keeping, Reached, Room, Work};
 use super::sequence::Sequence;
 use crate::backend::cpu::pause::Control;
-use crate::circuit;
+use crate::circuit::Segments;
 use crate::error::{Error, Kind, Result};
 use crate::ops::{Batch, Value};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl Sequence {
 /// A program that computes one token and keeps what is looked at.
 struct Probe<'a> {
     sequence: &'a Sequence,
-    program: circuit::Program,
+    program: Segments,
     room: Room,
     /// In the order in which they are computed.
     watched: Vec<(Value, String)>,
@@ -57,12 +57,12 @@ struct Probe<'a> {
 impl<'a> Probe<'a> {
     fn new(sequence: &'a Sequence) -> Result<Probe<'a>> {
         let engine = sequence.engine();
-        let circuit = engine.prepared.circuit(true, false)?;
-        let layers = (0..).map(|index| format!("layer.{index}")).take_while(|name| circuit.named(name).is_some());
+        let parts = engine.prepared.parts(true, false)?;
+        let layers = (0..).map(|index| format!("layer.{index}")).take_while(|name| parts.named(name).is_some());
         let names = std::iter::once("embedding".to_string()).chain(layers).chain(["hidden".into()]);
-        let watched: Vec<_> = names.filter_map(|name| Some((circuit.named(&name)?, name))).collect();
+        let watched: Vec<_> = names.filter_map(|name| Some((parts.named(&name)?, name))).collect();
         let values: Vec<_> = watched.iter().map(|(value, _)| *value).collect();
-        let program = circuit::Program::new(circuit, 1, 1, &values)?;
+        let program = Segments::new(parts, 1, 1, &values)?;
         let room = Room::of(engine, &program)?;
         let batch = Batch { slots: Arc::clone(engine.states().0.layout().slots()), ..Batch::default() };
         Ok(Probe { sequence, program, room, watched, batch, row: Vec::new() })
@@ -80,8 +80,7 @@ impl<'a> Probe<'a> {
         copy.state.begin()?;
         let (source, pages, state) = (copy.source(), &copy.pages, copy.state.pointers(false));
         runner::fill(&mut self.batch, [Work { tokens, position, source, pages, stamp: 0, state }]);
-        let mut progress = circuit::Progress::default();
-        self.room.run(engine, &mut self.program, &self.batch, &mut progress, Keeping::Nothing, Control::none())?;
+        self.room.run(engine, &mut self.program, &self.batch, &mut Reached::default(), Keeping::Nothing, Control::none())?;
         for (index, (value, _)) in self.watched.iter().enumerate() {
             self.room.read(&self.program, &self.batch, *value, &mut self.row)?;
             if self.row.iter().any(|x| !x.is_finite()) {

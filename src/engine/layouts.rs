@@ -88,7 +88,7 @@ impl Choice<'_> {
             return Ok(Some(Layout::F32));
         }
         let mut own = layout_for(form, spec.cols, self.compute).map_err(|e| e.context(&part.tensor).named(&part.tensor))?;
-        if matches!(pick, Pick::Transposed { .. }) && own.is_integer() {
+        if matches!(pick, Pick::Transposed { .. }) && (own.is_integer() || own == Layout::F8) {
             // Scales run along stored rows, which a transposed part crosses.
             own = Layout::Bf16;
         }
@@ -103,7 +103,7 @@ impl Choice<'_> {
     }
 }
 
-pub(super) fn is_packed(role: Role, options: &LoadOptions) -> bool {
+fn is_packed(role: Role, options: &LoadOptions) -> bool {
     matches!(role, Role::Matrix | Role::Experts) || role == Role::Rows && options.device > 0
 }
 
@@ -113,14 +113,15 @@ fn squeezed(shape: &[usize]) -> Vec<usize> {
 }
 
 /// How a matrix is packed. Types that are exact f32, BF16 or F16 stay what they are. The exact mode decodes everything else to
-/// f32; the fast mode keeps integer codes as they are, and numbers without any (FP8 with its scales) become BF16, which holds
+/// f32; the fast mode keeps integer codes and E4M3 with scales for runs of 128 or more as they are. Other FP8 becomes BF16, which holds
 /// every FP8 value, so that only the scale's last bits are rounded, and none where scales are powers of two.
 pub(super) fn layout_for(form: Form, cols: usize, compute: Compute) -> Result<Layout> {
     let exact = compute == Compute::F32;
     let dtype = match form {
         Form::Plain(dtype) => dtype,
-        Form::Real | Form::Codes(_) if exact => return Ok(Layout::F32),
+        Form::Real | Form::F8 | Form::Codes(_) if exact => return Ok(Layout::F32),
         Form::Real => return Ok(Layout::Bf16),
+        Form::F8 => return Ok(Layout::F8),
         Form::Codes(CodeForm { block, table: Some(table), .. }) => return Ok(Layout::I4Table { block, table }),
         Form::Codes(CodeForm { bits: 4, block, min, .. }) => return Ok(Layout::I4 { block, min }),
         Form::Codes(CodeForm { block, min, .. }) => return Ok(Layout::I8 { block, min }),
@@ -129,6 +130,7 @@ pub(super) fn layout_for(form: Form, cols: usize, compute: Compute) -> Result<La
         DType::BF16 => return Ok(Layout::Bf16),
         DType::F16 => return Ok(Layout::F16),
         DType::F32 | DType::F64 => return Ok(Layout::F32),
+        DType::F8E4M3 if !exact && cols.is_multiple_of(32) => return Ok(Layout::F8),
         // Without scales, where the config says that the module is not quantised.
         DType::F8E4M3 | DType::F8E5M2 => return Ok(Layout::Bf16),
         _ => {}

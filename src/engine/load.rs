@@ -138,7 +138,13 @@ impl Engine {
 
     /// Bytes of packed weights.
     pub fn weight_bytes(&self) -> u64 {
-        self.weights.iter().map(|w| w.bytes() as u64).sum()
+        (0..self.weights.len()).map(|index| self.bytes_of(index)).sum()
+    }
+
+    /// Bytes of a weight where it is multiplied with.
+    fn bytes_of(&self, index: usize) -> u64 {
+        let there = self.prepared.device_bytes_of(index, &self.prepared.placement);
+        if there > 0 { there } else { self.weights[index].bytes() as u64 }
     }
 
     /// Bytes of key/value pages that sequences have taken so far.
@@ -169,7 +175,7 @@ impl Engine {
             .iter()
             .enumerate()
             .filter(|(_, w)| matches!(w.role, Role::Matrix | Role::Experts))
-            .map(|(i, w)| self.weights[i].bytes() as u64 / w.experts().max(1) as u64 * w.active as u64)
+            .map(|(i, w)| self.bytes_of(i) / w.experts().max(1) as u64 * w.active as u64)
             .sum()
     }
 

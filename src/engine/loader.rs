@@ -9,19 +9,21 @@ use super::info::Info;
 use super::load::{Engine, OnDevice};
 use super::making::{Making, Room};
 use super::pack::{self, Supply};
+use super::placement::{Keep, Location};
 use super::plan::Plan;
 use super::prefix::Prefixes;
 use super::preflight;
 use super::prepare::{Prepared, Programs};
 use super::runner::Runner;
 use super::scheduler::Stepper;
+use super::stored;
 use super::synthetic::Random;
 use super::vocabulary;
 use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd;
 use crate::backend::cuda::{Device, Stream};
-use crate::cache::{Home, PagePool, StateLayout, StatePool};
+use crate::cache::{Home, PagePool, StatePool};
 use crate::circuit::DeviceWeights;
 use crate::error::{Kind, Result, ensure_memory, vec_with_capacity};
 use crate::ops::{ExpertCache, Weight};
@@ -102,8 +104,10 @@ struct Weights {
     pool: Pool,
     supply: Supply,
     experts: Arc<ExpertCache>,
-    /// All matrices.
+    /// All matrices that stay.
     region: Arc<Region>,
+    /// Those that go to a device are packed one by one, each in memory of its own.
+    none: Arc<Region>,
     weights: Vec<Weight>,
     /// Where they go, if that is not the host's memory.
     device: Option<Putting>,
@@ -127,18 +131,23 @@ impl Putting {
         Ok(Putting { stream, weights, fingerprint: Maker::new(prepared) })
     }
 
-    /// Puts a weight there; what of it stays here.
-    fn put(&mut self, supply: &Supply, spec: &WeightSpec, weight: Weight) -> Result<Weight> {
+    /// Puts a weight there if it belongs there; what of it stays here.
+    fn put(&mut self, supply: &Supply, spec: &WeightSpec, place: Location, weight: Weight) -> Result<Weight> {
         // The fingerprint is that of the same model on the processor, which does not pack these.
         match (spec.role, supply) {
             (Role::Rows, Supply::Checkpoint(_)) => self.fingerprint.add(spec, &pack::read(supply, spec)?)?,
             _ => self.fingerprint.add(spec, &weight)?,
         }
+        if !place.device {
+            self.weights.push_none()?;
+            return Ok(weight);
+        }
         self.weights.push(&weight)?;
-        Ok(match weight {
-            Weight::Vector(values) => Weight::Vector(values),
-            other => Weight::OnDevice(other.bytes()),
-        })
+        match (place.host, &spec.source) {
+            (Keep::Rows, Source::Tensors(parts)) => stored::rows(supply, parts, spec.cols),
+            (Keep::Nothing, _) => Ok(Weight::OnDevice(weight.bytes())),
+            _ => Ok(weight),
+        }
     }
 }
 
@@ -196,7 +205,7 @@ impl Loader {
                 runtime::note(Level::Info, 0, || format!("load: a model of type {}", prepared.model_type));
                 Stage::Programs(Box::new(prepared), Box::default())
             }
-            Stage::Programs(prepared, mut programs) => match programs.step(&prepared)? {
+            Stage::Programs(mut prepared, mut programs) => match programs.step(&mut prepared)? {
                 true => Stage::Pool(prepared, programs),
                 false => Stage::Programs(prepared, programs),
             },
@@ -257,7 +266,14 @@ impl Weights {
         let plan = prepared.plan_of(&programs, 1)?;
         preflight::check_memory(&plan, prepared.context, options.memory)?;
         if let Some(device) = &prepared.device {
-            preflight::check_device_memory(&plan, prepared.context, options.device_bytes, device)?;
+            let placement = &prepared.placement;
+            preflight::check_device_memory(&plan, prepared.context, options.device_bytes, device, placement.is_split())?;
+            if placement.is_split() {
+                let (layers, bytes) = (placement.layers, [plan.total(), plan.device.total()]);
+                runtime::note(Level::Info, 0, || {
+                    format!("load: the last {layers} layers on the device, {} bytes there and {} here", bytes[1], bytes[0])
+                });
+            }
             prepared.check_kernels(&programs)?;
         }
         let pool = match pool {
@@ -271,15 +287,18 @@ impl Weights {
         let weights = vec_with_capacity(prepared.declarations.weights.len(), "the list of weights")?;
         let experts = Arc::new(ExpertCache::new(prepared.expert_budget.unwrap_or(0)));
         let device = prepared.device.as_ref().map(|device| Putting::new(device, &prepared, &plan)).transpose()?;
-        // For a device weights are packed one by one and do not stay.
-        let bytes = if device.is_some() { 0 } else { prepared.region_bytes()? };
-        let region = Region::new(Class::Weights, bytes, "packed weights")?;
-        Ok(Weights { prepared, plan, pool, supply, experts, region, weights, device, programs, done: 0, making: Making::default() })
+        let region = Region::new(Class::Weights, prepared.region_bytes()?, "packed weights")?;
+        let none = Region::new(Class::Weights, 0, "packed weights")?;
+        Ok(Weights { prepared, plan, pool, supply, experts, region, none, weights, device, programs, done: 0, making: Making::default() })
     }
 
     /// Bytes of all weights, where they go.
     fn planned(&self) -> u64 {
-        if self.device.is_some() { self.plan.device.weights } else { self.plan.weights }
+        match (self.device.is_some(), self.prepared.placement.is_split()) {
+            (true, true) => self.plan.device.weights.saturating_add(self.plan.weights),
+            (true, false) => self.plan.device.weights,
+            _ => self.plan.weights,
+        }
     }
 
     /// Makes about `most` bytes more of one weight. Whether all weights are there.
@@ -291,16 +310,18 @@ impl Weights {
             self.weights.push(pack::paged(&prepared.checkpoint, spec, layouts, &self.experts)?);
             return Ok(self.weights.len() == prepared.declarations.weights.len());
         }
-        let room = Room { pool: &self.pool, region: &self.region, packs_rows: self.device.is_some() };
+        let place = prepared.placement.weights[index];
+        let region = if place.device { &self.none } else { &self.region };
+        let room = Room { pool: &self.pool, region, packs_rows: place.device };
         if let Some(weight) = self.making.step(&self.supply, spec, layouts, &room, most)? {
             self.making = Making::default();
             self.done += weight.bytes() as u64;
             let weight = match &mut self.device {
-                Some(device) => device.put(&self.supply, spec, weight)?,
+                Some(device) => device.put(&self.supply, spec, place, weight)?,
                 None => weight,
             };
             self.weights.push(weight);
-            if prepared.packs(spec) {
+            if prepared.packs(index) {
                 let give_back = |index, count| spec.parts().for_each(|part| prepared.checkpoint.release_share(&part.tensor, index, count));
                 let (shares, counter) = (self.pool.count(), AtomicUsize::new(0));
                 self.pool.run(&|worker| worker.each(&counter, shares, 1, |range| range.for_each(|index| give_back(index, shares))))?;
@@ -321,13 +342,15 @@ impl Weights {
         let stream = device.as_ref().map(|device| &device.stream);
         let home = stream.map_or(Home::Host, Home::device);
         let dims = prepared.model.dims();
-        let states = StatePool::at(&home, StateLayout::new(&prepared.declarations.slots, dims.vocab)?);
+        let states = StatePool::at(&home, prepared.state_layout(&prepared.placement)?);
         let zero = states.zero()?;
         let Programs { blocking, steps, encoder, hidden, .. } = programs;
         let (slots, sizes) = (states.layout().slots(), (prepared.declarations.kv.len(), prepared.context));
         let runner = Mutex::new(Runner::new(blocking, [encoder, hidden], slots, stream, sizes)?);
         let stepper = Mutex::new(Stepper::new(Runner::new(steps, [None, None], slots, stream, sizes)?));
-        let pools = prepared.declarations.kv.iter().map(|spec| PagePool::at(&home, spec.page_bytes(), prepared.context)).collect();
+        let homes = prepared.placement.held.kv.iter().map(|on_device| if *on_device { &home } else { &Home::Host });
+        let pools = prepared.declarations.kv.iter().zip(homes);
+        let pools = pools.map(|(spec, home)| PagePool::at(home, spec.page_bytes(), prepared.context)).collect();
         let template = match &tokenizer {
             Ok(tokenizer) => vocabulary::template(tokenizer),
             Err(e) => Err(e.clone()),

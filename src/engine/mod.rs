@@ -22,6 +22,7 @@ mod load;
 mod loader;
 mod making;
 mod pack;
+mod placement;
 mod plan;
 mod precision;
 mod prefix;

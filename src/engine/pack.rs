@@ -4,7 +4,7 @@ use super::layouts::layout_for;
 use super::stored;
 use super::synthetic::Random;
 use crate::backend::cpu::arena::Region;
-use crate::backend::cpu::pack::{CodeRow, LANES, Layout, Packed};
+use crate::backend::cpu::pack::{CodeRow, F8_RUN, F8Row, LANES, Layout, Packed};
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd;
 use crate::error::{Error, Kind, Result, vec_filled};
@@ -367,6 +367,7 @@ fn fill(
             let stored: [&[u8]; LANES] = std::array::from_fn(row);
             fill_stored(dtype, layout, cols, &stored[..rows.len()], panel, scratch)
         }
+        (_, Layout::F8) => fill_f8(stored, part, cols, rows, panel, scratch),
         (Form::Codes(form), _) if layout.is_integer() => fill_codes(stored, form, part, layout, cols, rows, panel, scratch),
         _ => {
             for (row, values) in rows.clone().zip(scratch.rows(rows.len(), cols)?.chunks_mut(cols)) {
@@ -408,6 +409,15 @@ fn fill_codes(
     };
     let rows: Vec<CodeRow<'_>> = (0..rows.len()).map(row).collect();
     layout.fill_codes(cols, panel, &rows)
+}
+
+/// Fills one panel of 8-bit floats from rows that are such.
+fn fill_f8(stored: &Stored, part: &Part, cols: usize, rows: Range<usize>, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+    let runs = cols.div_ceil(F8_RUN);
+    let mut scale = sized(&mut scratch.scale, rows.len() * runs)?.chunks_mut(runs);
+    let rows: Vec<F8Row<'_>> =
+        rows.zip(&mut scale).map(|(row, scale)| F8Row { codes: stored.f8_row(part.stored(row), cols, scale), scale }).collect();
+    Layout::F8.fill_f8(cols, panel, &rows)
 }
 
 fn fill_stored(dtype: DType, layout: Layout, cols: usize, stored: &[&[u8]], panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
@@ -480,6 +490,10 @@ fn codes_of(table: &[i8; 16]) -> [i8; 256] {
 
 /// Fills one panel from the values in `scratch`, stored as `dtype` first.
 fn fill_values(dtype: DType, layout: Layout, cols: usize, rows: usize, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+    if layout == Layout::F8 {
+        let rows: Vec<&[f32]> = scratch.values.chunks(cols).take(rows).collect();
+        return layout.fill_f32(cols, panel, &rows);
+    }
     let Some(row_bytes) = dtype.bytes(cols) else { bail!(Unsupported, "rows of {cols} elements are no whole blocks of {dtype}") };
     let mut stored = std::mem::take(&mut scratch.stored);
     sized(&mut stored, rows * row_bytes)?;

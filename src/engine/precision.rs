@@ -97,6 +97,7 @@ fn name(layout: Layout) -> String {
         Layout::F32 => "F32".into(),
         Layout::Bf16 => "BF16".into(),
         Layout::F16 => "F16".into(),
+        Layout::F8 => format!("F8 x{}", layout.block()),
         Layout::I8 { block, .. } => format!("I8 x{block}"),
         Layout::I4 { block, .. } | Layout::I4Table { block, .. } => format!("I4 x{block}"),
     }

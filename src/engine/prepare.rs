@@ -1,16 +1,14 @@
 //! Everything that is known of a model before its weights are read: declarations, formats, circuit, sizes.
 
-use super::layouts::{Choice, is_packed};
+use super::layouts::Choice;
 use super::pack;
-use super::plan::{DevicePlan, Plan};
+use super::placement::Placement;
 use super::preflight::{self, Class, Counts, Finding, report};
-use super::runner::{ON_DEVICE, ON_HOST, Shape, Shapes};
+use super::runner::{ON_BOTH, ON_DEVICE, ON_HOST, Shape, Shapes};
 use crate::backend::cpu::arena::Region;
-use crate::backend::cpu::available_threads;
 use crate::backend::cpu::pack::{LANES, Layout, Packed};
 use crate::backend::cuda::Device;
-use crate::cache::{PagePool, StateLayout};
-use crate::circuit::{Circuit, DeviceWeights, DeviceWorkspace, Needs, Node, Program, Tape, fuse, fuse_for_device, lower, rehearse};
+use crate::circuit::{Circuit, Needs, Node, Parts, Segments, Tape, cut, fuse, fuse_for_device, lower, rehearse, split};
 use crate::ensure;
 use crate::error::{Error, Kind, Result, reserve};
 use crate::families::loader_for_config;
@@ -41,22 +39,24 @@ pub(super) struct Prepared {
     pub options: LoadOptions,
     /// The device that computes, where that is not the processor.
     pub device: Option<Arc<Device>>,
+    /// What runs there, and what here.
+    pub placement: Placement,
 }
 
 /// The programs of a model, made one at a time.
 #[derive(Default)]
 pub(super) struct Programs {
-    pub blocking: Vec<(Shape, Program)>,
-    pub steps: Vec<(Shape, Program)>,
-    pub encoder: Option<Program>,
-    pub hidden: Option<Program>,
+    pub blocking: Vec<(Shape, Segments)>,
+    pub steps: Vec<(Shape, Segments)>,
+    pub encoder: Option<Segments>,
+    pub hidden: Option<Segments>,
     /// Whether the last two were looked for.
     others: bool,
 }
 
 impl Programs {
-    /// Makes one more. Whether all are there.
-    pub fn step(&mut self, prepared: &Prepared) -> Result<bool> {
+    /// Makes one more. Whether all are there, for a placement that fits.
+    pub fn step(&mut self, prepared: &mut Prepared) -> Result<bool> {
         let Shapes { all, steps } = prepared.shapes();
         for (list, shapes) in [(&mut self.blocking, all), (&mut self.steps, steps)] {
             if let Some(&shape) = shapes.get(list.len()) {
@@ -70,7 +70,11 @@ impl Programs {
             self.hidden = prepared.hidden_program()?;
             self.others = true;
         }
-        Ok(true)
+        let settled = prepared.settle(self)?;
+        if !settled {
+            *self = Programs::default();
+        }
+        Ok(settled)
     }
 }
 
@@ -172,7 +176,9 @@ impl Prepared {
                 "prefix_bytes: the model translates, and what it makes of a beginning depends on the source; nothing can be kept for others",
             )
             .named("prefix_bytes")),
-            None => Ok(Prepared {
+            None => {
+                let placement = Placement::whole(&declarations, device.is_some(), model.dims().layers);
+                let mut prepared = Prepared {
                 checkpoint: Arc::new(checkpoint),
                 model_type,
                 model,
@@ -184,68 +190,91 @@ impl Prepared {
                 expert_budget,
                 options: options.clone(),
                 device,
-            }),
+                placement,
+                };
+                prepared.place_asked()?;
+                Ok(prepared)
+            }
         }
     }
 
-    /// The circuit with formats connected, fused unless `plain`.
-    pub fn circuit(&self, all_logits: bool, plain: bool) -> Result<Circuit> {
-        self.finished(all_logits, plain, |tape| self.model.record(tape))
+    /// The circuit as a whole, with formats connected and nothing fused.
+    pub fn circuit(&self, all_logits: bool) -> Result<Circuit> {
+        let mut circuit = self.record(all_logits, |tape| self.model.record(tape))?;
+        lower(&mut circuit, &|id| self.needs(id));
+        Ok(circuit)
     }
 
-    /// The encoder's circuit, where the model has one.
-    pub fn encoder_circuit(&self, plain: bool) -> Result<Option<Circuit>> {
-        self.model.encoder().map(|encoder| self.finished(true, plain, |tape| encoder.record(tape))).transpose()
+    /// The circuit's parts with formats connected, fused unless `plain`.
+    pub fn parts(&self, all_logits: bool, plain: bool) -> Result<Parts<Circuit>> {
+        self.finished(self.record(all_logits, |tape| self.model.record(tape))?, self.placement.cut, plain)
     }
 
-    fn finished(&self, all_logits: bool, plain: bool, record: impl FnOnce(&mut Tape<'_>) -> Value) -> Result<Circuit> {
+    /// The parts of the encoder's circuit, where the model has one.
+    pub fn encoder_parts(&self, plain: bool) -> Result<Option<Parts<Circuit>>> {
+        // Of a model that is split the encoder stays here, but for what later layers read of it.
+        let cut = if self.placement.is_split() { usize::MAX } else { self.placement.cut };
+        self.encoder_circuit()?.map(|circuit| self.finished(circuit, cut, plain)).transpose()
+    }
+
+    /// The circuits as the model records them: from tokens to logits, and of its encoder.
+    pub fn recorded(&self) -> Result<(Circuit, Option<Circuit>)> {
+        Ok((self.record(false, |tape| self.model.record(tape))?, self.encoder_circuit()?))
+    }
+
+    fn encoder_circuit(&self) -> Result<Option<Circuit>> {
+        self.model.encoder().map(|encoder| self.record(true, |tape| encoder.record(tape))).transpose()
+    }
+
+    fn record(&self, all_logits: bool, record: impl FnOnce(&mut Tape<'_>) -> Value) -> Result<Circuit> {
         let mut tape = Tape::new(&self.declarations, all_logits);
         let output = record(&mut tape);
         let mut circuit = tape.finish(output)?;
         circuit.rounds = self.compute == Compute::Fast;
         circuit.fixed_order = self.options.deterministic;
-        lower(&mut circuit, &|id| self.needs(id));
-        if !plain {
-            fuse(&mut circuit);
-            if self.device.is_some() {
-                fuse_for_device(&mut circuit, &|id| self.is_bf16(id));
-            }
-        }
         Ok(circuit)
     }
 
+    fn finished(&self, circuit: Circuit, stage: usize, plain: bool) -> Result<Parts<Circuit>> {
+        cut(circuit, stage, &self.placement.held).map(|mut circuit, on_device| {
+            lower(&mut circuit, &|id| self.needs(id));
+            if !plain {
+                fuse(&mut circuit);
+                if on_device {
+                    fuse_for_device(&mut circuit, &|id| self.is_bf16(id));
+                }
+            }
+            if !on_device {
+                split(&mut circuit);
+            }
+            Ok(circuit)
+        })
+    }
+
     /// A program for batches of `shape`; values named in `keep` can be read after a run.
-    pub fn program(&self, shape: Shape, all_logits: bool, keep: &[&str]) -> Result<(Program, Vec<Value>)> {
-        compiled(self.circuit(all_logits, false)?, shape, keep)
+    pub fn program(&self, shape: Shape, all_logits: bool, keep: &[&str]) -> Result<(Segments, Vec<Value>)> {
+        compiled(self.parts(all_logits, false)?, shape, keep)
     }
 
     /// A program for sources of up to `rows` tokens, where the model has an encoder.
-    pub fn encoder_program(&self, rows: usize, keep: &[&str]) -> Result<Option<(Program, Vec<Value>)>> {
-        self.encoder_circuit(false)?.map(|circuit| compiled(circuit, Shape { rows, sequences: 1 }, keep)).transpose()
+    pub fn encoder_program(&self, rows: usize, keep: &[&str]) -> Result<Option<(Segments, Vec<Value>)>> {
+        self.encoder_parts(false)?.map(|parts| compiled(parts, Shape { rows, sequences: 1 }, keep)).transpose()
     }
 
     /// A program from tokens to the last layer's output after the final norm, for every row; none where an encoder does that.
-    pub fn hidden_program(&self) -> Result<Option<Program>> {
+    pub fn hidden_program(&self) -> Result<Option<Segments>> {
         if self.model.encoder().is_some() {
             return Ok(None);
         }
-        let mut tape = Tape::new(&self.declarations, true);
-        let logits = self.model.record(&mut tape);
-        let mut circuit = tape.finish(logits)?;
+        let mut circuit = self.record(true, |tape| self.model.record(tape))?;
         circuit.output = circuit.named("hidden").ok_or_else(|| Error::new(Kind::Internal, "a model that names no value \"hidden\""))?;
         // The output matrix and what follows it are recorded last.
         let hidden = circuit.root(circuit.output);
         let makes = |node: &mut Node| node.op.ports().iter().any(|(port, value)| *port == Port::Out && **value == hidden);
         let last = circuit.nodes.iter_mut().position(makes);
         circuit.nodes.truncate(last.map_or(0, |last| last + 1));
-        circuit.rounds = self.compute == Compute::Fast;
-        circuit.fixed_order = self.options.deterministic;
-        lower(&mut circuit, &|id| self.needs(id));
-        fuse(&mut circuit);
-        if self.device.is_some() {
-            fuse_for_device(&mut circuit, &|id| self.is_bf16(id));
-        }
-        Ok(Some(Program::new(circuit, self.shapes().most_rows(), 1, &[])?))
+        let parts = self.finished(circuit, self.placement.cut, false)?;
+        Ok(Some(Segments::new(parts, self.shapes().most_rows(), 1, &[])?))
     }
 
     fn needs(&self, id: WeightId) -> Needs {
@@ -258,7 +287,7 @@ impl Prepared {
     }
 
     /// Bytes that a thread's rounded copy of a product's input takes at most.
-    fn rounded_bytes(&self) -> u64 {
+    pub fn rounded_bytes(&self) -> u64 {
         if self.compute == Compute::F32 || !crate::backend::cpu::table().has_pairs() {
             return 0;
         }
@@ -268,12 +297,17 @@ impl Prepared {
 
     /// Batches that programs are made for.
     pub fn shapes(&self) -> &'static Shapes {
-        if self.options.device > 0 { &ON_DEVICE } else { &ON_HOST }
+        match (self.device.is_some(), self.placement.is_split()) {
+            (true, true) => &ON_BOTH,
+            (true, false) => &ON_DEVICE,
+            _ => &ON_HOST,
+        }
     }
 
     /// Whether a weight is packed at load: matrices, and for a device, which decodes nothing else, tables that rows are looked up in.
-    pub fn packs(&self, spec: &WeightSpec) -> bool {
-        is_packed(spec.role, &self.options)
+    pub fn packs(&self, index: usize) -> bool {
+        let (role, place) = (self.declarations.weights[index].role, self.placement.weights[index]);
+        matches!(role, Role::Matrix | Role::Experts) || role == Role::Rows && place.device
     }
 
     /// Whether a weight's experts stay in their file.
@@ -281,11 +315,11 @@ impl Prepared {
         Ok(self.expert_budget.is_some() && pack::pageable(&self.checkpoint, spec)?)
     }
 
-    /// Bytes of all matrices that are made at load.
+    /// Bytes of all matrices that are made at load to stay here.
     pub fn region_bytes(&self) -> Result<usize> {
         let mut sum = 0usize;
-        for (spec, layouts) in self.declarations.weights.iter().zip(&self.layouts) {
-            if self.packs(spec) && !self.pages(spec)? {
+        for (index, (spec, layouts)) in self.declarations.weights.iter().zip(&self.layouts).enumerate() {
+            if self.packs(index) && !self.placement.weights[index].device && !self.pages(spec)? {
                 for (part, layout) in spec.parts().zip(layouts) {
                     let bytes = Packed::bytes(*layout, part.rows, spec.cols).map(Region::room);
                     // More than can be is refused where it is asked for.
@@ -296,102 +330,10 @@ impl Prepared {
         Ok(sum)
     }
 
-    /// Bytes by class, for `sequences` sequences of the longest context.
-    pub fn plan(&self, sequences: usize) -> Result<Plan> {
-        let mut programs = Programs::default();
-        while !programs.step(self)? {}
-        self.plan_of(&programs, sequences)
-    }
-
-    /// As `plan`, where the programs are there.
-    pub fn plan_of(&self, programs: &Programs, sequences: usize) -> Result<Plan> {
-        // Sizes of made-up weights follow the config alone, so sums stop at the largest number instead of passing it.
-        let (mut weights, mut paged) = (0u64, 0u64);
-        for (spec, layouts) in self.declarations.weights.iter().zip(&self.layouts) {
-            let bytes = |(part, layout): (&Part, &Layout)| Packed::bytes(*layout, part.rows, spec.cols).map_or(u64::MAX, |n| n as u64);
-            let place = if self.pages(spec)? { &mut paged } else { &mut weights };
-            *place = place.saturating_add(match spec.role {
-                _ if self.packs(spec) => spec.parts().zip(layouts).map(bytes).fold(0, u64::saturating_add),
-                Role::Matrix | Role::Experts => 0,
-                Role::Rows if self.options.synthetic.is_some() => (spec.rows as u64).saturating_mul(spec.cols as u64).saturating_mul(2),
-                Role::Rows => 0,
-                Role::Vector { .. } => (spec.cols as u64).saturating_mul(4),
-            });
-        }
-        let weights = weights.saturating_add(paged.min(self.expert_budget.unwrap_or(0)));
-        if let Some(device) = &self.device {
-            return self.device_plan(device, programs, sequences, weights);
-        }
-        let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences, self.kept()));
-        let kv = pools.fold(0, u64::saturating_add);
-        // Blocking calls and steps each have a workspace, as large as their largest program needs.
-        let bytes = |program: &Program| program.workspace_bytes() as u64;
-        let most = |list: &[(Shape, Program)]| list.iter().map(|(_, program)| bytes(program)).max().unwrap_or(0);
-        let tables: u64 = programs.blocking.iter().chain(&programs.steps).map(|(_, program)| program.table_bytes() as u64).sum();
-        let others = programs.encoder.iter().chain(&programs.hidden).map(bytes).max().unwrap_or(0);
-        let scratch = most(&programs.blocking).max(others).saturating_add(most(&programs.steps));
-        // Each sequence has a committed and a spare state, and all share the one before any token.
-        let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
-        let states = (sequences as u64).saturating_mul(2).saturating_add(1).saturating_mul(4);
-        let rows = states.saturating_mul(self.model.dims().vocab as u64);
-        Ok(Plan {
-            weights,
-            kv,
-            state: states.saturating_mul(layout.slot_floats() as u64),
-            scratch,
-            other: [rows, tables, self.overhead(sequences)?].into_iter().fold(0, u64::saturating_add),
-            source: self.checkpoint.held_bytes(),
-            device: DevicePlan::default(),
-        })
-    }
-
-    /// As `plan_of` for a device, where `weights` bytes of weights go.
-    fn device_plan(&self, device: &Arc<Device>, programs: &Programs, sequences: usize, weights: u64) -> Result<Plan> {
-        let specs = || self.declarations.weights.iter().zip(&self.layouts);
-        let parts: usize = specs().map(|(_, layouts)| layouts.len() + 1).sum();
-        let vectors: u64 = specs().filter(|(spec, _)| matches!(spec.role, Role::Vector { .. })).map(|(spec, _)| 4 * spec.cols as u64).sum();
-        let whole = |(spec, layouts): (&WeightSpec, &Vec<Layout>)| {
-            let bytes = |(part, layout): (&Part, &Layout)| Packed::bytes(*layout, part.rows, spec.cols).map_or(u64::MAX, |n| n as u64);
-            spec.parts().zip(layouts).map(bytes).fold(0, u64::saturating_add)
-        };
-        let pools = self.declarations.kv.iter().map(|spec| PagePool::planned(spec.page_bytes(), self.context, sequences, self.kept()));
-        let spare = self.declarations.kv.iter().map(|spec| PagePool::spare(spec.page_bytes(), self.context)).max().unwrap_or(0);
-        let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
-        let states = (sequences as u64).saturating_mul(2).saturating_add(1).saturating_mul(4);
-        let workspace =
-            |list: &[&Program]| DeviceWorkspace::bytes(list, self.declarations.kv.len(), self.context, device.info().processors);
-        let others = programs.encoder.iter().chain(&programs.hidden);
-        let blocking: Vec<&Program> = programs.blocking.iter().map(|(_, program)| program).chain(others).collect();
-        let steps: Vec<&Program> = programs.steps.iter().map(|(_, program)| program).collect();
-        let tables: u64 = programs.blocking.iter().chain(&programs.steps).map(|(_, program)| program.table_bytes() as u64).sum();
-        let rows = states.saturating_mul(self.model.dims().vocab as u64);
-        Ok(Plan {
-            // A weight is packed here before it goes.
-            weights: vectors.saturating_add(specs().map(whole).max().unwrap_or(0)),
-            kv: 0,
-            state: 0,
-            scratch: DeviceWeights::STAGING as u64,
-            other: [rows, tables, self.overhead(sequences)?].into_iter().fold(0, u64::saturating_add),
-            source: self.checkpoint.held_bytes(),
-            device: DevicePlan {
-                weights: weights.saturating_add(ROOM * parts as u64),
-                kv: pools.fold(spare, u64::saturating_add),
-                state: states.saturating_mul(layout.floats() as u64),
-                scratch: (workspace(&blocking) as u64).saturating_add(workspace(&steps) as u64),
-            },
-        })
-    }
-
-    /// Pages of what is kept for later prompts, as if all of it were pages.
-    fn kept(&self) -> usize {
-        let set = self.declarations.kv.iter().map(|spec| spec.page_bytes()).fold(0, usize::saturating_add).max(1);
-        usize::try_from(self.options.prefix_bytes).unwrap_or(usize::MAX) / set
-    }
-
     /// How the weights will be described to operations that are launched, at no address.
     pub fn outlines(&self) -> Vec<GpuWeight> {
-        let outline = |(spec, layouts): (&WeightSpec, &Vec<Layout>)| {
-            if !self.packs(spec) {
+        let outline = |(index, (spec, layouts)): (usize, (&WeightSpec, &Vec<Layout>))| {
+            if !self.packs(index) || !self.placement.weights[index].device {
                 return GpuWeight::Vector { data: 0, len: spec.cols };
             }
             let mut layouts = layouts.iter();
@@ -410,63 +352,22 @@ impl Prepared {
                 Source::Constant(values) => GpuWeight::Vector { data: 0, len: values.len() },
             }
         };
-        self.declarations.weights.iter().zip(&self.layouts).map(outline).collect()
+        self.declarations.weights.iter().zip(&self.layouts).enumerate().map(outline).collect()
     }
 
     /// Whether the device has code for every operation of the programs.
     pub fn check_kernels(&self, programs: &Programs) -> Result<()> {
         let Some(device) = &self.device else { return Ok(()) };
         let weights = self.outlines();
-        let layout = StateLayout::new(&self.declarations.slots, self.model.dims().vocab)?;
+        let layout = self.state_layout(&self.placement)?;
         let listed = programs.blocking.iter().chain(&programs.steps).map(|(_, program)| program);
-        for program in listed.chain(&programs.encoder).chain(&programs.hidden) {
+        let listed = listed.chain(&programs.encoder).chain(&programs.hidden);
+        for program in listed.filter_map(|program| program.both().1) {
             rehearse(program, &weights, self.declarations.kv.len(), layout.slots(), device.info().processors)?;
         }
         Ok(())
     }
-
-    /// What is not made of buffers whose size is known: the tokenizer, names, lists of pages, stacks. Estimates, from
-    /// vocabularies of 512 to 262,144 tokens; tests hold them against the kernel's counters.
-    fn overhead(&self, sequences: usize) -> Result<u64> {
-        let tokenizer = match (self.checkpoint.gguf(), self.checkpoint.beside()) {
-            (Some(gguf), _) => {
-                let each = if gguf.value("tokenizer.ggml.scores").is_some() { SCORED_TOKEN } else { TOKEN };
-                gguf.strings("tokenizer.ggml.tokens")?.map_or(0, |tokens| tokens.count() as u64 * each)
-            }
-            (None, Some(files)) => match files.size("tokenizer.json") {
-                0 => 0,
-                size => (self.model.dims().vocab as u64 * JSON_TOKEN).max(size.saturating_mul(JSON_TENTHS) / 10),
-            },
-            (None, None) => 0,
-        };
-        let pages = self.declarations.kv.len() as u64 * self.context.div_ceil(crate::ops::PAGE) as u64;
-        let sequence = pages.saturating_mul(PAGE_ENTRY).saturating_add(4 * self.context as u64 + SEQUENCE);
-        let threads = if self.options.threads == 0 { available_threads() } else { self.options.threads };
-        let own = LIBRARY + threads as u64 * (THREAD + self.rounded_bytes()) + self.declarations.weights.len() as u64 * NAMES;
-        Ok([tokenizer, sequence.saturating_mul(sequences as u64), own].into_iter().fold(0, u64::saturating_add))
-    }
 }
-
-/// What lies between a weight on a device and the next at most, with a part's place in a table of experts.
-const ROOM: u64 = 320;
-/// Bytes of a token: its text, its merge, their places in tables, and what building those leaves behind.
-const TOKEN: u64 = 84;
-/// Where merges follow from scores.
-const SCORED_TOKEN: u64 = 64;
-/// Where a `tokenizer.json` is read, which passes through maps of strings.
-const JSON_TOKEN: u64 = 216;
-/// Tenths of a byte for each of `tokenizer.json`, which writes some vocabularies at greater length.
-const JSON_TENTHS: u64 = 58;
-/// Of a page: its count and its places in two lists.
-const PAGE_ENTRY: u64 = 72;
-/// Of a sequence besides.
-const SEQUENCE: u64 = 2048;
-/// Of a weight: its name and description.
-const NAMES: u64 = 1024;
-/// Of a thread: what it touches of its stack, and its buffers.
-const THREAD: u64 = 48 << 10;
-/// Of everything else.
-const LIBRARY: u64 = 512 << 10;
 
 /// What keys and values are kept in.
 fn kv_type(checkpoint: &Checkpoint, compute: Compute, options: &LoadOptions) -> Result<KvType> {
@@ -496,15 +397,15 @@ fn ensure_device_has(kv_type: KvType, device: &str) -> Result<()> {
 }
 
 /// A program for batches of `shape`, and the values of those names, which can be read after a run.
-pub(super) fn compiled(circuit: Circuit, shape: Shape, keep: &[&str]) -> Result<(Program, Vec<Value>)> {
+pub(super) fn compiled(parts: Parts<Circuit>, shape: Shape, keep: &[&str]) -> Result<(Segments, Vec<Value>)> {
     let mut values = Vec::with_capacity(keep.len());
     for name in keep {
-        let found = circuit
+        let found = parts
             .named(name)
             .ok_or_else(|| Error::new(Kind::NotFound, format!("no tensor is named {name:?} in this circuit")).named(*name))?;
         values.push(found);
     }
-    Ok((Program::new(circuit, shape.rows, shape.sequences, &values)?, values))
+    Ok((Segments::new(parts, shape.rows, shape.sequences, &values)?, values))
 }
 
 /// The longest sequence: what the host asks for, within what the model allows.

@@ -4,7 +4,7 @@ use super::load::Engine;
 use crate::backend::cpu::pause::Control;
 use crate::backend::cuda::Stream;
 use crate::cache::{LayerPages, SequenceState};
-use crate::circuit::{DeviceWorkspace, Keep, Outcome, Program, Progress, Workspace};
+use crate::circuit::{DeviceWorkspace, Keep, Outcome, Program, Progress, Segments, Workspace};
 use crate::error::{Result, vec_with_capacity};
 use crate::ops::{Batch, KvPages, Segment, StatePointers, Value};
 use std::ops::Range;
@@ -41,6 +41,12 @@ pub(super) static ON_DEVICE: Shapes = Shapes {
     steps: [ONE, Shape { rows: 64, sequences: MOST_SEQUENCES }, Shape { rows: MOST_STEP_ROWS, sequences: MOST_SEQUENCES }],
 };
 
+/// What suits a model of which both run a part: many rows for the device, not too many for the processor's workspace.
+pub(super) static ON_BOTH: Shapes = Shapes {
+    all: [ONE, Shape { rows: 64, sequences: MOST_SEQUENCES }, Shape { rows: 512, sequences: MOST_SEQUENCES }],
+    steps: [ONE, Shape { rows: 64, sequences: MOST_SEQUENCES }, Shape { rows: 128, sequences: MOST_SEQUENCES }],
+};
+
 /// Most sequences of a batch, anywhere.
 pub(super) const MOST_SEQUENCES: usize = 64;
 
@@ -66,35 +72,51 @@ impl Shapes {
 
 /// The programs and their memory. One batch runs at a time; it may leave off and go on later.
 pub(super) struct Runner {
-    programs: Vec<(Shape, Program)>,
+    programs: Vec<(Shape, Segments)>,
     /// Over a source, where the model reads one.
-    encoder: Option<Program>,
+    encoder: Option<Segments>,
     /// To the last layer's output instead of logits.
-    hidden: Option<Program>,
+    hidden: Option<Segments>,
     room: Room,
     batch: Batch,
-    progress: Progress,
+    reached: Reached,
     /// Of the batch's logits.
     keeping: Keeping,
 }
 
-/// What programs run in, where the model computes.
-pub(super) enum Room {
-    Host(Box<Workspace>),
-    Device(Box<DeviceWorkspace>),
+/// How far a run is.
+#[derive(Default)]
+pub(super) struct Reached {
+    /// In the processor's segment.
+    host: Progress,
+    /// Whether that is done, and the device's is under way.
+    passed: bool,
+}
+
+/// What programs run in: on the processor, on a device, or on both.
+pub(super) struct Room {
+    host: Option<Box<Workspace>>,
+    device: Option<Box<DeviceWorkspace>>,
 }
 
 impl Room {
     /// For these programs; `stream` is that of the device. Of the batches: key/value states, and the longest sequence.
-    pub fn new(programs: &[&Program], stream: Option<&Arc<Stream>>, (kv_states, context): (usize, usize)) -> Result<Room> {
-        Ok(match stream {
-            Some(stream) => Room::Device(Box::new(DeviceWorkspace::new(stream, programs, kv_states, context)?)),
-            None => Room::Host(Box::new(Workspace::new(programs.iter().map(|p| p.workspace_bytes()).max().unwrap_or(0))?)),
-        })
+    pub fn new(programs: &[&Segments], stream: Option<&Arc<Stream>>, (kv_states, context): (usize, usize)) -> Result<Room> {
+        let here: Vec<&Program> = programs.iter().filter_map(|program| program.both().0).collect();
+        let there: Vec<&Program> = programs.iter().filter_map(|program| program.both().1).collect();
+        let host = match here.iter().map(|program| program.workspace_bytes()).max() {
+            Some(bytes) => Some(Box::new(Workspace::new(bytes)?)),
+            None => None,
+        };
+        let device = match stream.filter(|_| !there.is_empty()) {
+            Some(stream) => Some(Box::new(DeviceWorkspace::new(stream, &there, kv_states, context)?)),
+            None => None,
+        };
+        Ok(Room { host, device })
     }
 
     /// For a program of a loaded model.
-    pub fn of(engine: &Engine, program: &Program) -> Result<Room> {
+    pub fn of(engine: &Engine, program: &Segments) -> Result<Room> {
         let stream = engine.device.as_ref().map(|device| &device.stream);
         Room::new(&[program], stream, (engine.pools().len(), engine.info().context))
     }
@@ -103,27 +125,49 @@ impl Room {
     pub fn run(
         &mut self,
         engine: &Engine,
-        program: &mut Program,
+        program: &mut Segments,
         batch: &Batch,
-        progress: &mut Progress,
-        keep: Keeping,
+        reached: &mut Reached,
+        keeping: Keeping,
         control: Control<'_>,
     ) -> Result<Outcome> {
-        match self {
-            Room::Host(workspace) => program.run(engine.pool(), workspace, batch, engine.weights(), progress, control),
-            Room::Device(workspace) => {
-                let slots = engine.states().0.layout().slot_floats();
-                let keep = (keep != Keeping::Nothing).then_some(Keep { slots, candidates: keep == Keeping::Candidates });
-                workspace.run(program, batch, engine.device_weights()?, keep, control)
+        let (here, there) = program.both_mut();
+        if let (Some(here), Some(workspace), false) = (here, &mut self.host, reached.passed) {
+            let outcome = here.run(engine.pool(), workspace, batch, engine.weights(), &mut reached.host, control)?;
+            let (Some(there), Some(device), Outcome::Done) = (there, &mut self.device, outcome) else { return Ok(outcome) };
+            device.carry(there, |value, out| here.read_bytes(workspace, batch, value, out));
+            reached.passed = true;
+            // What the device does next takes a while again.
+            if control.due() {
+                return Ok(Outcome::Suspended);
             }
+        }
+        let (Some(there), Some(device)) = (there, &mut self.device) else {
+            crate::bail!(Internal, "a program without a room to run in");
+        };
+        let slots = engine.states().0.layout().slot_floats(true);
+        let keep = (keeping != Keeping::Nothing).then_some(Keep { slots, candidates: keeping == Keeping::Candidates });
+        let ran = device.run(there, batch, engine.device_weights()?, keep, control);
+        if !matches!(ran, Ok(Outcome::Suspended)) {
+            reached.passed = false;
+        }
+        ran
+    }
+
+    /// Runs the definitions of a program that the processor runs alone, where it is one.
+    pub fn run_scalar(&mut self, engine: &Engine, program: &Segments, batch: &Batch) -> Result<bool> {
+        match (program.both(), &mut self.host) {
+            ((Some(program), None), Some(workspace)) => program.run_scalar(workspace, batch, engine.weights()).map(|()| true),
+            _ => Ok(false),
         }
     }
 
     /// Rows of a value that was kept.
-    pub fn read(&mut self, program: &Program, batch: &Batch, value: Value, out: &mut Vec<f32>) -> Result<()> {
-        match self {
-            Room::Host(workspace) => program.read(workspace, batch, value, out),
-            Room::Device(workspace) => workspace.read(program, batch, value, out),
+    pub fn read(&mut self, program: &Segments, batch: &Batch, value: Value, out: &mut Vec<f32>) -> Result<()> {
+        match (program.both(), &mut self.host, &self.device) {
+            ((Some(program), _), Some(workspace), _) if program.has(value) => program.read(workspace, batch, value, out),
+            ((_, Some(program)), _, Some(workspace)) => workspace.read(program, batch, value, out),
+            _ => crate::bail!(Internal, "a value that no part of the program makes"),
         }
     }
 }
@@ -154,8 +198,8 @@ pub(super) struct Work<'a> {
 impl Runner {
     /// Runs these programs, smallest first. `slots` says where each recurrent slot lies in a sequence's state.
     pub fn new(
-        programs: Vec<(Shape, Program)>,
-        [encoder, hidden]: [Option<Program>; 2],
+        programs: Vec<(Shape, Segments)>,
+        [encoder, hidden]: [Option<Segments>; 2],
         slots: &Arc<[Range<usize>]>,
         stream: Option<&Arc<Stream>>,
         sizes: (usize, usize),
@@ -174,31 +218,28 @@ impl Runner {
             slots: Arc::clone(slots),
             ..Batch::default()
         };
-        let all: Vec<&Program> = programs.iter().map(|(_, p)| p).chain(&encoder).chain(&hidden).collect();
+        let all: Vec<&Segments> = programs.iter().map(|(_, p)| p).chain(&encoder).chain(&hidden).collect();
         let room = Room::new(&all, stream, sizes)?;
-        Ok(Runner { programs, encoder, hidden, room, batch, progress: Progress::default(), keeping: Keeping::Logits })
+        Ok(Runner { programs, encoder, hidden, room, batch, reached: Reached::default(), keeping: Keeping::Logits })
     }
 
     /// Gives back what is kept between runs.
     pub fn trim(&mut self) {
-        if let Room::Host(workspace) = &mut self.room {
+        if let Some(workspace) = &mut self.room.host {
             workspace.trim();
         }
     }
 
     /// Time that runs on a device spent waiting for it; none on the processor.
     pub fn waited(&self) -> Duration {
-        match &self.room {
-            Room::Host(_) => Duration::ZERO,
-            Room::Device(workspace) => workspace.waited(),
-        }
+        self.room.device.as_ref().map_or(Duration::ZERO, |workspace| workspace.waited())
     }
 
     /// Begins a batch; one that was under way is forgotten.
     pub fn begin(&mut self) {
         self.keeping = Keeping::Logits;
-        self.progress.restart();
-        if let Room::Device(workspace) = &mut self.room {
+        self.reached = Reached::default();
+        if let Some(workspace) = &mut self.room.device {
             workspace.restart();
         }
     }
@@ -216,19 +257,19 @@ impl Runner {
     /// Runs the batch, from its start or from where it left off. Once it is done, rows of logits are read with [`Runner::logits`].
     pub fn run(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
-        self.room.run(engine, program, &self.batch, &mut self.progress, self.keeping, control)
+        self.room.run(engine, program, &self.batch, &mut self.reached, self.keeping, control)
     }
 
     /// As [`Runner::run`], for a source.
     pub fn encode(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(encoder) = &mut self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
-        self.room.run(engine, encoder, &self.batch, &mut self.progress, Keeping::Nothing, control)
+        self.room.run(engine, encoder, &self.batch, &mut self.reached, Keeping::Nothing, control)
     }
 
     /// As [`Runner::run`], to the last layer's output for every row; read with [`Runner::hidden`].
     pub fn embed(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(hidden) = &mut self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
-        self.room.run(engine, hidden, &self.batch, &mut self.progress, Keeping::Nothing, control)
+        self.room.run(engine, hidden, &self.batch, &mut self.reached, Keeping::Nothing, control)
     }
 
     /// The rows that [`Runner::embed`] computed.
@@ -245,9 +286,10 @@ impl Runner {
 
     /// Leaves the logits of the last batch's sequence `index` with its state.
     pub fn logits(&mut self, index: usize, state: &mut SequenceState) {
-        match &mut self.room {
+        let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
+        match (program.both(), &mut self.room) {
             // The row is there already.
-            Room::Device(workspace) => {
+            ((_, Some(_)), Room { device: Some(workspace), .. }) => {
                 let best = workspace.best(index);
                 state.set_next_best(best);
                 if best.is_some() && self.keeping == Keeping::Candidates {
@@ -255,18 +297,18 @@ impl Runner {
                     state.set_next_candidates(sum, candidates);
                 }
             }
-            Room::Host(workspace) => {
-                let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
+            ((Some(program), _), Room { host: Some(workspace), .. }) => {
                 if let Some(row) = state.next_logits() {
                     program.copy_output_row(workspace, &self.batch, index, row);
                 }
             }
+            _ => {}
         }
     }
 }
 
-fn pick(programs: &mut [(Shape, Program)], rows: usize, sequences: usize) -> &mut Program {
-    let fits = |(shape, _): &&mut (Shape, Program)| rows <= shape.rows && sequences <= shape.sequences;
+fn pick(programs: &mut [(Shape, Segments)], rows: usize, sequences: usize) -> &mut Segments {
+    let fits = |(shape, _): &&mut (Shape, Segments)| rows <= shape.rows && sequences <= shape.sequences;
     &mut programs.iter_mut().find(fits).expect("callers slice batches by the largest shape").1
 }
 

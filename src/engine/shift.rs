@@ -14,7 +14,7 @@ use crate::cache::LayerPages;
 use crate::circuit::Circuit;
 use crate::ensure;
 use crate::error::{Error, Kind, Result, vec_filled, vec_with_capacity};
-use crate::ops::{Attention, CacheWrite, KvSpec, PAGE, Port, Rope, RopeStyle, RopeTable, Value, WeightId};
+use crate::ops::{Attention, AttentionParts, CacheWrite, KvSpec, PAGE, Port, Rope, RopeStyle, RopeTable, Value, WeightId};
 use std::ops::Range;
 
 /// How the keys of one kind of pages follow their position.
@@ -36,7 +36,7 @@ impl Prepared {
         if self.model.encoder().is_some() {
             return no("the model translates, and its positions are part of what it reads".into());
         }
-        let mut circuit = self.circuit(false, true)?;
+        let mut circuit = self.circuit(false)?;
         let mut keys = vec![None; self.declarations.kv.len()];
         let producers = producers(&mut circuit);
         for node in &circuit.nodes {
@@ -50,7 +50,7 @@ impl Prepared {
                     Ok(turning) => keys[write.state.0 as usize] = Some(turning),
                     Err(op) => return no(format!("{place}keys come out of {op}, which is no rotation by position")),
                 }
-            } else if !node.op.states().is_empty() && !any.is::<Attention>() {
+            } else if !node.op.states().is_empty() && !any.is::<Attention>() && !any.is::<AttentionParts>() {
                 return no(format!(
                     "{place}{} keeps or reads latent, compressed or hashed rows, which stand at their positions",
                     node.op.name()

@@ -219,6 +219,7 @@ impl Attention {
             window: d.window,
             softcap: d.softcap,
             sinks: self.sinks,
+            parts: Value::NONE,
             y: Value::NONE,
         });
         if let Some(gate) = gate {

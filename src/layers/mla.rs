@@ -288,6 +288,7 @@ impl Mla {
                     window: None,
                     softcap: None,
                     sinks: None,
+                    parts: Value::NONE,
                     y: Value::NONE,
                 })
             }

@@ -146,7 +146,7 @@ impl Activation {
         match self {
             Activation::Silu => Some((1.0, 0.0)),
             // (1 + tanh(u)) / 2 = sigmoid(2 u).
-            Activation::GeluTanh => Some((1.595_769_1, 1.595_769_1 * 0.044_715)),
+            Activation::GeluTanh => Some((1.595_769, 1.595_769 * 0.044_715)),
             _ => None,
         }
     }

@@ -1,14 +1,16 @@
 //! Attention over paged keys and values: the cache write, and softmax(q k^T) v with windows, soft caps and sinks.
 //!
 //! Every query row has one order of work: pages ascending from position 0 (or the window's first page), sixteen
-//! positions at a time, with a running maximum (online softmax; Milakov and Gimelshein, 2018). Which rows share a
-//! pass over the pages does not enter the result, so a prompt split any way gives the same bits.
+//! positions at a time, with a running maximum (online softmax; Milakov and Gimelshein, 2018), in stretches whose results are merged. Which
+//! rows share a pass over the pages, and whether stretches are computed together, does not enter the result, so a prompt split any way gives
+//! the same bits.
 #![allow(unsafe_code)] // pages and rows of outputs, disjoint by segment, head and row
 
 use super::row_attention::RowAttention;
 use super::{Frame, Gpu, Kv, KvPages, KvSpec, KvType, Op, PAGE, Port, Segment, Shape, Shapes, StateId, Turn, Value, View, WeightId};
 use crate::backend::cpu::simd::attend::{Attend, QUERIES, Query, VALUE_DIM, queries_at_once};
 use crate::backend::cpu::simd::attend_q8;
+use crate::backend::cpu::simd::stretch::{Join, STRETCHES, stretch};
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
@@ -127,17 +129,31 @@ pub struct Attention {
     pub softcap: Option<f32>,
     /// `[heads]`: a score for a key without value, which only takes weight away (GPT-OSS).
     pub sinks: Option<WeightId>,
+    /// What [`AttentionParts`](super::AttentionParts) has computed of far queries, or none.
+    pub parts: Value,
     /// `[rows, heads * value_dim]`.
     pub y: Value,
 }
 
 impl Attention {
-    fn group(&self) -> usize {
+    pub(super) fn group(&self) -> usize {
         self.heads / self.spec.heads
     }
 
+    /// Whether a segment is one far query, which then comes in parts: for several workers to share, and for a single one because a piece of
+    /// work then reads whole pages, however far the query sees.
+    pub(super) fn is_far(&self, segment: &Segment) -> bool {
+        self.parts.is_some() && segment.rows.len() == 1 && self.stretches(segment.position).len() >= FAR
+    }
+
+    /// The stretches of what a query at `position` sees.
+    pub(super) fn stretches(&self, position: usize) -> Range<usize> {
+        let length = stretch(position);
+        self.first(position) / length..position / length + 1
+    }
+
     /// First position a query at `position` sees.
-    fn first(&self, position: usize) -> usize {
+    pub(super) fn first(&self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 }
@@ -205,7 +221,11 @@ impl Op for Attention {
     op_common!("attention");
 
     fn ports(&mut self) -> Vec<(Port, &mut Value)> {
-        vec![(Port::In, &mut self.q), (Port::Out, &mut self.y)]
+        let mut ports = vec![(Port::In, &mut self.q), (Port::Out, &mut self.y)];
+        if self.parts.is_some() {
+            ports.insert(1, (Port::In, &mut self.parts));
+        }
+        ports
     }
 
     fn states(&self) -> Vec<(Port, StateId)> {
@@ -271,13 +291,17 @@ impl Op for Attention {
             let rows = (MOST_WORK / self.work_of_a_query(s)).clamp(1, queries_at_once(self.spec.value_dim));
             if rows > TILE { rows / TILE * TILE } else { rows }
         };
-        let items = |s: &Segment| s.rows.len().div_ceil(block(s)) * head_blocks(s);
+        let items = |s: &Segment| if self.is_far(s) { self.spec.heads } else { s.rows.len().div_ceil(block(s)) * head_blocks(s) };
         let total: usize = frame.batch.segments.iter().map(items).sum();
         turn.pieces(total, 1, |range| {
             for item in range {
                 let mut item = item;
                 for (index, segment) in frame.batch.segments.iter().enumerate() {
                     if item < items(segment) {
+                        if self.is_far(segment) {
+                            self.join(frame, index, item * self.group()..(item + 1) * self.group());
+                            break;
+                        }
                         let (first, head) = (item / head_blocks(segment) * block(segment), item % head_blocks(segment));
                         let start = segment.rows.start + first;
                         let (group, heads) = (self.group(), heads(segment));
@@ -299,6 +323,8 @@ impl Op for Attention {
     }
 }
 
+/// Stretches from which on a single row's are computed apart. Fewer would leave workers without one; then heads are shared out instead.
+pub(super) const FAR: usize = 4;
 /// Rows that the kernel takes together.
 const TILE: usize = 6;
 /// Multiply-adds of a piece, where one query alone does not have more: about 0.2 ms. Far into a sequence fewer rows make a piece, so that a
@@ -324,13 +350,49 @@ impl Attention {
         fit.min(self.spec.heads.div_ceil(workers.max(1))).max(1) * group
     }
 
+    /// Merges the parts of some heads of a far query.
+    fn join(&self, frame: &Frame<'_>, segment: usize, heads: Range<usize>) {
+        let (dim, y) = (self.spec.value_dim, frame.output(self.y));
+        let place = &frame.batch.segments[segment];
+        for head in heads {
+            let join = Join {
+                parts: frame.row(self.parts, segment)[head * STRETCHES * (dim + 2)..][..STRETCHES * (dim + 2)].as_ptr(),
+                count: self.stretches(place.position).len(),
+                value_dim: dim,
+                sink: self.sinks.map(|id| frame.weight(id).vector()[head]),
+                // SAFETY: this row and head belong to this item.
+                y: unsafe { y.piece(place.rows.start, head * dim..(head + 1) * dim) }.as_mut_ptr(),
+            };
+            // SAFETY: the parts were computed before, and there are at most `STRETCHES` of them.
+            unsafe { frame.simd.join(&join) };
+        }
+    }
+
+    /// The call for queries of `heads`, whole or in part.
+    pub(super) fn call<'a>(&self, pages: &'a KvPages, queries: &'a [Query], heads: Range<usize>, part: bool) -> Attend<'a> {
+        let (spec, kv_head) = (&self.spec, heads.start / self.group());
+        Attend {
+            queries,
+            heads: heads.len().div_ceil(self.group()),
+            stride: spec.head_stride(),
+            pages: pages.pages(),
+            key_at: spec.key_at(kv_head),
+            value_at: spec.value_at(kv_head),
+            key_dim: spec.key_dim,
+            value_dim: spec.value_dim,
+            dtype: spec.dtype,
+            scale: self.scale,
+            softcap: self.softcap,
+            part,
+        }
+    }
+
     /// Rows of one segment and heads, in one pass over the pages: one row, or heads of one key/value head.
     fn attend(&self, frame: &Frame<'_>, pages: &KvPages, rows: Range<usize>, heads: Range<usize>) {
         let (spec, y) = (&self.spec, frame.output(self.y));
         let empty = Query { q: std::ptr::null(), y: std::ptr::null_mut(), first: 0, last: 0, sink: None };
         let mut queries = [empty; QUERIES];
         let mut count = 0;
-        let kv_head = heads.start / self.group();
         // Rows of one head, or heads of one row: in either case head by head.
         for row in rows {
             for head in heads.clone() {
@@ -346,19 +408,7 @@ impl Attention {
                 count += 1;
             }
         }
-        let call = Attend {
-            queries: &queries[..count],
-            heads: heads.len().div_ceil(self.group()),
-            stride: spec.head_stride(),
-            pages: pages.pages(),
-            key_at: spec.key_at(kv_head),
-            value_at: spec.value_at(kv_head),
-            key_dim: spec.key_dim,
-            value_dim: spec.value_dim,
-            dtype: spec.dtype,
-            scale: self.scale,
-            softcap: self.softcap,
-        };
+        let call = self.call(pages, &queries[..count], heads, false);
         // SAFETY: `CacheWrite` wrote every position up to the last row's; the outputs are this item's own.
         unsafe { frame.simd.attend(&call) };
     }
@@ -405,6 +455,7 @@ mod tests {
                 dtype: spec.dtype,
                 scale: 0.125,
                 softcap: None,
+                part: false,
             };
             // SAFETY: every page has all elements of the spec, and nobody writes them; the output is this call's own.
             unsafe { table.attend(&call) };

@@ -1,7 +1,7 @@
 //! Token embedding: a row of the table for each token.
 #![allow(unsafe_code)] // argument structs
 
-use super::{Frame, Gpu, GpuWeight, Op, Part, Port, Rows, Shape, Shapes, Value, View, WeightId};
+use super::{Frame, Gpu, GpuWeight, Op, Part, Port, Rows, Shape, Shapes, Uses, Value, View, WeightId};
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{op_by_row, op_common};
@@ -47,6 +47,10 @@ impl Op for Embed {
 
     fn ports(&mut self) -> Vec<(Port, &mut Value)> {
         vec![(Port::Out, &mut self.y)]
+    }
+
+    fn weight(&self) -> Option<Uses> {
+        Some(Uses::Rows(self.table))
     }
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {

@@ -8,7 +8,7 @@
 use super::routed::Routed;
 use super::scratch::{self, Scratch, sized};
 use super::{
-    Frame, Gpu, GpuWeight, Kind, LayoutKind, Matrix, Op, PagedExperts, Port, Product, Shape, Shapes, Turn, Value, Weight, WeightId,
+    Frame, Gpu, GpuWeight, Kind, LayoutKind, Matrix, Op, PagedExperts, Port, Product, Shape, Shapes, Turn, Uses, Value, Weight, WeightId,
 };
 use crate::backend::cpu::activations::{Activations, Epilogue, Q8_BLOCK};
 use crate::backend::cpu::pack::{LANES, Packed};
@@ -277,6 +277,7 @@ fn kernels(kind: LayoutKind) -> (Kernel, Option<Kernel>) {
         LayoutKind::F32 => ("expert_linear_f32", "expert_linear_f32_together"),
         LayoutKind::Bf16 => ("expert_linear_bf16", "expert_linear_bf16_together"),
         LayoutKind::F16 => ("expert_linear_f16", "expert_linear_f16_together"),
+        LayoutKind::F8 => ("expert_linear_f8", "expert_linear_f8_together"),
         LayoutKind::I8 => ("expert_linear_i8", "expert_linear_i8_together"),
         LayoutKind::I4 => ("expert_linear_i4", "expert_linear_i4_together"),
         LayoutKind::Table => ("expert_linear_table", "expert_linear_table_together"),
@@ -301,6 +302,10 @@ impl Op for ExpertLinear {
 
     fn product(&mut self) -> Option<Product<'_>> {
         Some(Product { weight: self.weight, x: &mut self.x, q: &mut self.q })
+    }
+
+    fn weight(&self) -> Option<Uses> {
+        Some(Uses::Whole(self.weight))
     }
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {

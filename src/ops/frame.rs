@@ -61,6 +61,8 @@ pub struct StatePointers {
     read: *const f32,
     write: *mut f32,
     len: usize,
+    /// As addresses of a device, of the slots that lie there.
+    on_device: [u64; 2],
 }
 
 // SAFETY: the pointers are only followed through `Frame`, inside a run whose sequences are exclusively borrowed.
@@ -71,22 +73,27 @@ unsafe impl Sync for StatePointers {}
 impl StatePointers {
     /// `len` floats at each place, which must outlive the run; `write` belongs to the run alone.
     pub fn new(read: *const f32, write: *mut f32, len: usize) -> StatePointers {
-        StatePointers { read, write, len }
+        StatePointers { read, write, len, on_device: [0; 2] }
     }
 
-    /// Where the floats before the run lie, as a number.
+    /// The same with slots that lie on a device: where their floats before the run are, and where those after it go.
+    pub fn and_device(self, read: u64, write: u64) -> StatePointers {
+        StatePointers { on_device: [read, write], ..self }
+    }
+
+    /// Where the floats before the run lie on the device.
     pub fn read_address(&self) -> u64 {
-        self.read.addr() as u64
+        self.on_device[0]
     }
 
     /// Where those after it go.
     pub fn write_address(&self) -> u64 {
-        self.write.addr() as u64
+        self.on_device[1]
     }
 
     /// For models without recurrent slots.
     pub const fn none() -> StatePointers {
-        StatePointers { read: std::ptr::null(), write: std::ptr::null_mut(), len: 0 }
+        StatePointers { read: std::ptr::null(), write: std::ptr::null_mut(), len: 0, on_device: [0; 2] }
     }
 }
 

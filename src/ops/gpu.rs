@@ -53,6 +53,8 @@ pub enum LayoutKind {
     Bf16,
     /// Half floats.
     F16,
+    /// 8-bit floats with scales.
+    F8,
     /// 8-bit codes.
     I8,
     /// 4-bit codes.
@@ -77,7 +79,7 @@ pub struct Part {
     pub first: u32,
     /// Element type.
     pub kind: LayoutKind,
-    /// Elements per scale; 1 for floats.
+    /// Elements per scale; 1 for floats without.
     pub block: u32,
     /// Whether blocks have a minimum.
     pub min: u32,

@@ -1,7 +1,7 @@
 //! Routing by token: a table names the experts of each token, the router's scores only weigh them (DeepSeek-V4's first layers).
 #![allow(unsafe_code)] // argument structs
 
-use super::{Frame, Gpu, Op, Part, Port, Shape, Shapes, Value, View, WeightId};
+use super::{Frame, Gpu, Op, Part, Port, Shape, Shapes, Uses, Value, View, WeightId};
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_by_row, op_common};
@@ -61,6 +61,10 @@ impl Op for HashRoute {
 
     fn ports(&mut self) -> Vec<(Port, &mut Value)> {
         vec![(Port::In, &mut self.logits), (Port::Out, &mut self.y)]
+    }
+
+    fn weight(&self) -> Option<Uses> {
+        Some(Uses::Rows(self.table))
     }
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {

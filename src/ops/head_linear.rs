@@ -6,7 +6,7 @@
 
 use super::lanes::dot;
 use super::routed::Routed;
-use super::{Frame, Gpu, LayoutKind, Op, Port, Shape, Shapes, Turn, Value, WeightId, scratch};
+use super::{Frame, Gpu, LayoutKind, Op, Port, Shape, Shapes, Turn, Uses, Value, WeightId, scratch};
 use crate::backend::cpu::activations::{Activations, Epilogue};
 use crate::backend::cpu::pack::{LANES, Packed};
 use crate::backend::cuda::launch::Kernel;
@@ -84,6 +84,7 @@ fn kernels(kind: LayoutKind) -> (Kernel, Option<Kernel>) {
         LayoutKind::F32 => ("head_linear_f32", Some("head_linear_f32_together")),
         LayoutKind::Bf16 => ("head_linear_bf16", Some("head_linear_bf16_together")),
         LayoutKind::F16 => ("head_linear_f16", Some("head_linear_f16_together")),
+        LayoutKind::F8 => ("head_linear_f8", Some("head_linear_f8_together")),
         LayoutKind::I8 => ("head_linear_i8", None),
         LayoutKind::I4 => ("head_linear_i4", None),
         LayoutKind::Table => ("head_linear_table", None),
@@ -97,6 +98,10 @@ impl Op for HeadLinear {
 
     fn ports(&mut self) -> Vec<(Port, &mut Value)> {
         vec![(Port::In, &mut self.x), (Port::Out, &mut self.y)]
+    }
+
+    fn weight(&self) -> Option<Uses> {
+        Some(Uses::Whole(self.weight))
     }
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {

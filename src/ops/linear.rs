@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // pieces of outputs, disjoint by `Turn::each`
 
 use super::scratch::{self, Scratch, sized};
-use super::{Frame, Gpu, Kind, Op, Port, Product, Shape, Shapes, Turn, Value, WeightId, linear_launch};
+use super::{Frame, Gpu, Kind, Op, Port, Product, Shape, Shapes, Turn, Uses, Value, WeightId, linear_launch};
 use crate::backend::cpu::activations::{Activations, Epilogue, Q8_BLOCK};
 use crate::backend::cpu::pack::{Layout, Packed};
 use crate::error::Result;
@@ -55,6 +55,10 @@ impl Op for Linear {
 
     fn product(&mut self) -> Option<Product<'_>> {
         Some(Product { weight: self.weight, x: &mut self.x, q: &mut self.q })
+    }
+
+    fn weight(&self) -> Option<Uses> {
+        Some(Uses::Whole(self.weight))
     }
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)] // argument structs
 
 use super::linear::Linear;
+use super::linear_plan::Plan;
 use super::{GatedLinear, Gpu, LayoutKind, Part, Value, View, Words};
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
@@ -30,14 +31,14 @@ const TOGETHER: usize = 4;
 /// Whether a product's two parts are a gate and what it is multiplied with, and the gate's activation: kernels/common/rows.cuh.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Gating {
-    on: u32,
+pub(super) struct Gating {
+    pub on: u32,
     linear: f32,
     cubic: f32,
 }
 
 impl Gating {
-    const NONE: Gating = Gating { on: 0, linear: 0.0, cubic: 0.0 };
+    pub const NONE: Gating = Gating { on: 0, linear: 0.0, cubic: 0.0 };
 }
 
 #[derive(Clone, Copy)]
@@ -79,7 +80,7 @@ unsafe impl Args for PrepareArgs {}
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct TensorArgs {
+pub(super) struct TensorArgs {
     y: View,
     bias: u64,
     words: u64,
@@ -94,19 +95,6 @@ struct TensorArgs {
 
 // SAFETY: the struct of kernels/formats/fragments.cuh.
 unsafe impl Args for TensorArgs {}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct NarrowArgs {
-    product: TensorArgs,
-    all_pairs: u32,
-    pairs: u32,
-    ways: u32,
-    gating: Gating,
-}
-
-// SAFETY: the struct of kernels/linear_narrow.cu.
-unsafe impl Args for NarrowArgs {}
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -211,7 +199,7 @@ pub(super) fn scratch(op: &Linear, width: &dyn Fn(Value) -> usize, rows: usize) 
 /// The order of activations that a format's products take: kernels/formats/fragments.cuh.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-enum Order {
+pub(super) enum Order {
     Bf16,
     F16,
     I8,
@@ -221,12 +209,12 @@ enum Order {
 
 /// How activations are laid for a layout.
 #[derive(Clone, Copy)]
-struct Format {
+pub(super) struct Format {
     order: Order,
     /// Pieces that an element is cut into.
-    limbs: usize,
+    pub limbs: usize,
     /// Whether products are those of integers.
-    integer: bool,
+    pub integer: bool,
     /// Whether rows are divided by powers of two, so that f16 holds them.
     exponents: bool,
 }
@@ -255,7 +243,7 @@ impl Format {
     fn of(part: &Part, rounds: bool) -> Format {
         let (order, limbs, integer) = match part.kind {
             // Three pieces of bfloat16 are all bits of an f32; two of f16 and the row's exponent are nearly all.
-            LayoutKind::F32 | LayoutKind::Bf16 => (Order::Bf16, if rounds { 1 } else { 3 }, false),
+            LayoutKind::F32 | LayoutKind::Bf16 | LayoutKind::F8 => (Order::Bf16, if rounds { 1 } else { 3 }, false),
             LayoutKind::F16 => (Order::F16, 2, false),
             LayoutKind::I8 => (Order::I8, 1, true),
             LayoutKind::I4 => (Order::I4, 1, true),
@@ -402,6 +390,7 @@ fn group_kernels(part: &Part, gpu: &Gpu<'_>) -> Option<[Block; 2]> {
         (LayoutKind::F32, ..) => return None,
         (LayoutKind::Bf16, ..) => named!("bf16"),
         (LayoutKind::F16, ..) => named!("f16"),
+        (LayoutKind::F8, ..) => named!("f8"),
         // Integers are rounded to f16 there.
         _ if !gpu.rounds() => return None,
         (LayoutKind::I8, 16, 0) => named!("i8_half"),
@@ -415,7 +404,8 @@ fn group_kernels(part: &Part, gpu: &Gpu<'_>) -> Option<[Block; 2]> {
         (LayoutKind::Table, 16, _) => named!("table_half"),
         (LayoutKind::Table, ..) => named!("table"),
     };
-    if !gpu.has_groups() || !part.cols.is_multiple_of(64) {
+    // Stages of 64; of 8-bit floats whole runs.
+    if !gpu.has_groups() || !part.cols.is_multiple_of(part.block.max(64)) {
         return None;
     }
     Some(group_blocks(names))
@@ -432,90 +422,13 @@ fn group_blocks(names: [&'static str; 2]) -> [Block; 2] {
     [block(names[0], 128, 8), block(names[1], 256, 6)]
 }
 
-/// How the blocks of the kernel for up to [`NARROW`] rows share the work.
-struct Plan {
-    /// Pairs of panels, of all parts and of a block.
-    all_pairs: usize,
-    pairs: usize,
-    /// Warps of a pair.
-    ways: usize,
-    tiles: usize,
-    /// Bytes of activations that a block has in shared memory.
-    ring: usize,
-    gating: Gating,
-}
-
-/// Warps of a block, and chunks of its ring: as in kernels/linear_narrow.cu.
-const NARROW_WARPS: usize = 12;
-const RING: usize = 3;
-/// What it takes to begin a block, as bytes that a multiprocessor reads meanwhile.
-const BLOCK_COST: usize = 32 << 10;
-
-impl Plan {
-    /// The plan whose slowest multiprocessor reads least, when each of them has a block at a time.
-    fn new(part: &Part, format: &Format, all_pairs: usize, tiles: usize, gating: Gating, gpu: &Gpu<'_>) -> Plan {
-        let (steps, ahead) = (part.cols as usize / if format.integer { 32 } else { 16 }, ahead(part, tiles));
-        // Bytes of a step: a pair's weights, and all activations.
-        let weights = stage_bytes(part);
-        let (words, chunk) = (step_bytes(format, tiles), chunk_bytes(part, format, tiles));
-        let plan = |pairs: usize| {
-            let most = (gpu.shared() / (RING * chunk)).min(steps.div_ceil(ahead)).min(NARROW_WARPS / pairs);
-            let ways = most.max(1);
-            Plan { all_pairs, pairs, ways, tiles, ring: RING * chunk * ways, gating }
-        };
-        let cost = |plan: &Plan| {
-            // Few warps leave some of the bandwidth unused.
-            let warps = (plan.pairs * plan.ways).max(NARROW_WARPS / 2);
-            let read = steps * (plan.pairs * weights + words / 2) * NARROW_WARPS / warps;
-            all_pairs.div_ceil(plan.pairs).div_ceil(gpu.processors()) * (BLOCK_COST + read)
-        };
-        // A gate and its other factor are in one block.
-        let fits = |plan: &Plan| gating.on == 0 || plan.pairs.is_multiple_of(2);
-        [1, 2, 3, 4, 6].map(plan).into_iter().filter(fits).min_by_key(cost).expect("there are some")
-    }
-
-    /// The same shares of k for fewer rows, which take less room.
-    fn for_tiles(self, part: &Part, format: &Format, tiles: usize) -> Plan {
-        Plan { tiles, ring: RING * chunk_bytes(part, format, tiles) * self.ways, ..self }
-    }
-
-    fn launch(&self, gpu: &Gpu<'_>, name: &'static str, product: TensorArgs) -> Result<()> {
-        let warps = self.pairs * self.ways;
-        let shared = self.ring.max(warps * self.tiles * 1152);
-        let grid = Grid::new([self.all_pairs.div_ceil(self.pairs), 1, 1], 32 * warps).shared(shared).early();
-        let (all_pairs, pairs, ways) = (self.all_pairs as u32, self.pairs as u32, self.ways as u32);
-        gpu.launch(Kernel { file: "linear_narrow", name }, grid, &NarrowArgs { product, all_pairs, pairs, ways, gating: self.gating })
-    }
-}
-
-/// Bytes of a step's activations.
-fn step_bytes(format: &Format, tiles: usize) -> usize {
-    tiles * (256 * format.limbs + if format.integer { 64 } else { 0 })
-}
-
-/// Bytes of a warp's share of a chunk of the ring.
-fn chunk_bytes(part: &Part, format: &Format, tiles: usize) -> usize {
-    let ahead = ahead(part, tiles);
-    step_bytes(format, tiles) * if ahead.is_multiple_of(2) { ahead / 2 } else { ahead }
-}
-
-/// Steps of weights that a lane of the kernel for up to [`NARROW`] rows has on their way: as in kernels/linear_narrow.cu.
-fn ahead(part: &Part, tiles: usize) -> usize {
-    let by_tiles: [usize; 3] = match (part.kind, part.block) {
-        (LayoutKind::F32 | LayoutKind::Bf16, _) => [8, 8, 8],
-        (LayoutKind::F16, _) => [6, 6, 6],
-        (LayoutKind::I8, 32) => [6, 4, 3],
-        (_, 32) => [8, 6, 3],
-        _ => [4, 3, 3],
-    };
-    by_tiles[tiles.ilog2() as usize]
-}
-
 /// Bytes of a panel's two steps.
-fn stage_bytes(part: &Part) -> usize {
+pub(super) fn stage_bytes(part: &Part) -> usize {
     let scales = if part.block == 16 { 128 } else { 64 } * (1 + part.min as usize);
     match part.kind {
         LayoutKind::F32 | LayoutKind::Bf16 | LayoutKind::F16 => 1024,
+        // Scales lie in front of the panel.
+        LayoutKind::F8 => 512,
         LayoutKind::I8 => 1024 + scales,
         LayoutKind::I4 | LayoutKind::Table => 512 + scales,
     }
@@ -534,6 +447,7 @@ fn tensor_kernels(part: &Part) -> ([&'static str; 3], [&'static str; 2]) {
     match (part.kind, part.block, part.min) {
         (LayoutKind::F32 | LayoutKind::Bf16, ..) => named!("bf16", "32"),
         (LayoutKind::F16, ..) => named!("f16", "32"),
+        (LayoutKind::F8, ..) => named!("f8", "32"),
         (LayoutKind::I8, 16, 0) => named!("i8_half", "16"),
         (LayoutKind::I8, 16, _) => named!("i8_half_min", "16"),
         (LayoutKind::I8, _, 0) => named!("i8", "16"),
@@ -564,6 +478,7 @@ fn vector_kernels(part: &Part) -> [Kernel; 2] {
         (LayoutKind::F32, ..) => ["vector_f32_1", "vector_f32_4"],
         (LayoutKind::Bf16, ..) => ["vector_bf16_1", "vector_bf16_4"],
         (LayoutKind::F16, ..) => ["vector_f16_1", "vector_f16_4"],
+        (LayoutKind::F8, ..) => ["vector_f8_1", "vector_f8_4"],
         (LayoutKind::I8, 16, 0) => ["vector_i8_half_1", "vector_i8_half_4"],
         (LayoutKind::I8, 16, _) => ["vector_i8_half_min_1", "vector_i8_half_min_4"],
         (LayoutKind::I8, _, 0) => ["vector_i8_1", "vector_i8_4"],
@@ -589,7 +504,7 @@ const MOST_WARPS: usize = 8;
 /// Blocks that a multiprocessor has at a time, as kernels/linear_vector.cu says.
 fn resident(part: &Part) -> usize {
     match (part.kind, part.block, part.min) {
-        (LayoutKind::I8, ..) | (LayoutKind::I4, 16, 1) | (LayoutKind::Table, 16, _) => 2,
+        (LayoutKind::F8 | LayoutKind::I8, ..) | (LayoutKind::I4, 16, 1) | (LayoutKind::Table, 16, _) => 2,
         _ => 3,
     }
 }
@@ -607,9 +522,13 @@ fn vector_of(parts: &[Part], op: &Linear, y: View, rows: usize, gating: Gating, 
     let step = match parts[0].kind {
         LayoutKind::F32 => 8,
         LayoutKind::Bf16 | LayoutKind::F16 => 16,
+        LayoutKind::F8 => 128,
         _ => 256,
     };
     let panels = panels(parts);
+    // One row of activations for tensor cores; more of them than there is room for go the other way.
+    let shared = if parts[0].kind == LayoutKind::F8 && rows == 1 { (parts[0].cols as usize).div_ceil(step) * 516 } else { 0 };
+    let (kernel, together, shared) = if shared > gpu.shared() - (2 << 10) { (four, 4, 0) } else { (kernel, together, shared) };
     let threads = 32 * warps((parts[0].cols as usize).div_ceil(step));
     let mut part = [Part::NONE; TOGETHER];
     part[..parts.len()].copy_from_slice(parts);
@@ -617,5 +536,5 @@ fn vector_of(parts: &[Part], op: &Linear, y: View, rows: usize, gating: Gating, 
     let args = VectorArgs { x, q, y, bias, parts: parts.len() as u32, panels: panels as u32, part, gating, spare: 0 };
     // A gate and its other factor are a block's.
     let blocks = (panels / if gating.on == 1 { 2 } else { 1 }).min(gpu.processors() * resident(&parts[0]));
-    gpu.launch(kernel, Grid::new([blocks, rows.div_ceil(together), 1], threads).early(), &args)
+    gpu.launch(kernel, Grid::new([blocks, rows.div_ceil(together), 1], threads).shared(shared).early(), &args)
 }

@@ -10,6 +10,7 @@
 mod act;
 mod add;
 mod attention;
+mod attention_parts;
 mod batch_image;
 mod combine;
 mod conv;
@@ -36,6 +37,7 @@ mod lanes;
 mod last_rows;
 mod linear;
 mod linear_launch;
+mod linear_plan;
 mod mamba2;
 mod mean_groups;
 mod ngram;
@@ -77,6 +79,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub use act::{ActMul, Activation};
 pub use add::{Add, AddNorm};
 pub use attention::{Attention, CacheWrite};
+pub use attention_parts::AttentionParts;
 pub use batch_image::{BATCH, BatchArgs, BatchImage, BatchPlaces, News, batch_grid};
 pub use combine::Combine;
 pub use conv::Conv;
@@ -235,6 +238,15 @@ pub struct Product<'a> {
     pub q: &'a mut Value,
 }
 
+/// How an operation uses a matrix, or a matrix for each expert.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Uses {
+    /// Looks up rows, few of them.
+    Rows(WeightId),
+    /// Multiplies.
+    Whole(WeightId),
+}
+
 /// One operation. Implementations are data; they hold no buffers.
 pub trait Op: Debug + Send + Sync {
     /// The name, the same in files, kernels, tests and docs.
@@ -253,6 +265,11 @@ pub trait Op: Debug + Send + Sync {
         None
     }
 
+    /// The weight it multiplies with or looks rows up in, where it has one; vectors are everywhere.
+    fn weight(&self) -> Option<Uses> {
+        None
+    }
+
     /// Recurrent slots it carries forward, for the order of operations.
     fn slots(&self) -> Vec<SlotId> {
         Vec::new()
@@ -260,6 +277,11 @@ pub trait Op: Debug + Send + Sync {
 
     /// Whether this batch's work all falls to the leader, so that neighbours of the same kind need no barrier.
     fn solo(&self, _frame: &Frame<'_>) -> bool {
+        false
+    }
+
+    /// Whether this batch gives it nothing to do, so that nobody waits for it.
+    fn idle(&self, _frame: &Frame<'_>) -> bool {
         false
     }
 

@@ -83,7 +83,7 @@ const WIDE: usize = 32;
 const WIDE_OUTPUTS: u32 = 256;
 /// Pairs of a matrix, on average, from which on tensor cores pay.
 const WIDE_FROM: usize = 4;
-/// Parts of 8 bits that f32 activations are cut into for bfloat16 weights: all of them.
+/// Parts of 8 bits that f32 activations are cut into for bfloat16 and 8-bit floats: all of them.
 const LIMBS: u32 = 3;
 /// Rows from which on pairs are sorted.
 const SORTED_ROWS: usize = 4;
@@ -185,6 +185,7 @@ fn wide(part: &Part) -> Option<Kernel> {
     let name = match (part.kind, part.block == 16, part.min != 0) {
         (LayoutKind::F32 | LayoutKind::F16, ..) => return None,
         (LayoutKind::Bf16, ..) => "expert_wide_bf16",
+        (LayoutKind::F8, ..) => "expert_wide_f8",
         (LayoutKind::I8, false, false) => "expert_wide_i8",
         (LayoutKind::I8, true, false) => "expert_wide_i8_half",
         (LayoutKind::I8, false, true) => "expert_wide_i8_min",

@@ -58,6 +58,7 @@ impl SourceAttention {
             dtype: spec.dtype,
             scale: self.scale,
             softcap: None,
+            part: false,
         };
         // SAFETY: every position of the source was written before the source's length was told; the outputs are this item's own.
         unsafe { frame.simd.attend(&call) };

@@ -3,7 +3,7 @@
 //! Computed ids travel as the bits of an f32 (see [`bits`]), because tables may have more rows than f32 counts.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each_row`
 
-use super::{Frame, Gpu, Op, Part, Port, Rows, Shape, Shapes, Turn, Value, View, WeightId};
+use super::{Frame, Gpu, Op, Part, Port, Rows, Shape, Shapes, Turn, Uses, Value, View, WeightId};
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_by_row, op_common};
@@ -113,6 +113,10 @@ impl Op for Lookup {
 
     fn ports(&mut self) -> Vec<(Port, &mut Value)> {
         vec![(Port::In, &mut self.ids), (Port::Out, &mut self.y)]
+    }
+
+    fn weight(&self) -> Option<Uses> {
+        Some(Uses::Rows(self.table))
     }
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {

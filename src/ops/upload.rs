@@ -17,6 +17,7 @@ pub fn part(layout: Layout, rows: usize, cols: usize, panel_bytes: usize, first:
         Layout::F32 => (LayoutKind::F32, [0; 16]),
         Layout::Bf16 => (LayoutKind::Bf16, [0; 16]),
         Layout::F16 => (LayoutKind::F16, [0; 16]),
+        Layout::F8 => (LayoutKind::F8, [0; 16]),
         Layout::I8 { .. } => (LayoutKind::I8, [0; 16]),
         Layout::I4 { .. } => (LayoutKind::I4, [0; 16]),
         Layout::I4Table { table, .. } => (LayoutKind::Table, table),

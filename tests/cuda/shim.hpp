@@ -228,6 +228,16 @@ DEVICE float from_bf16(u16 b) { return shim::brain_to_float(b); }
 DEVICE u16 to_bf16(float f) { return shim::float_to_brain(f); }
 DEVICE float from_f16(u16 h) { return shim::half_to_float(h); }
 DEVICE u16 to_f16(float f) { return shim::float_to_half(f); }
+// By the type's definition: sign, four bits of exponent, three of mantissa.
+DEVICE u32 pair_e4m3(u32 two) {
+    u32 pair = 0;
+    for (u32 i = 0; i < 2; i++) {
+        u32 code = two >> 8 * i & 0xff, exponent = code >> 3 & 15, mantissa = code & 7;
+        float v = exponent ? std::ldexp(8.0f + (float)mantissa, (int)exponent - 10) : std::ldexp((float)mantissa, -9);
+        pair |= (u32)to_f16(code & 0x80 ? -v : v) << 16 * i;
+    }
+    return pair;
+}
 DEVICE u32 pair_bf16(float low, float high) { return to_bf16(low) | (u32)to_bf16(high) << 16; }
 DEVICE u32 pair_f16(float low, float high) { return to_f16(low) | (u32)to_f16(high) << 16; }
 namespace shim {

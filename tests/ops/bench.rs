@@ -167,7 +167,7 @@ pub fn compare(
     let states = StatePool::new(StateLayout::new(&d.slots, 1).unwrap());
     let zero = states.zero().unwrap();
     let mut slots = [0, 1].map(|_| [0, 1, 2].map(|_| SequenceState::new(&states, &zero)));
-    let floats = states.layout().slot_floats();
+    let floats = states.layout().slot_floats(false);
     let mut on_device = stream.as_ref().map(|stream| OnDevice::new(stream, &program, &weights, &d, floats, 3));
     let mut lengths = [0usize; 3];
     // Rows for each of three sequences in successive batches: alone, together, prompts beside single tokens.

@@ -81,6 +81,7 @@ fn products() {
         (Layout::F32, 2e-6),
         (Layout::Bf16, 2e-6),
         (Layout::F16, 2e-6),
+        (Layout::F8, 2e-6),
         (Layout::I8 { block: 32, min: false }, 2e-6),
         (Layout::I8 { block: 16, min: false }, 2e-6),
         (Layout::I8 { block: 16, min: true }, 2e-6),
@@ -109,8 +110,10 @@ fn products_of_many_rows() {
     for (name, layout, tolerance) in [
         ("linear", Layout::Bf16, 2e-6),
         ("linear", Layout::F16, 2e-6),
+        ("linear", Layout::F8, 2e-6),
         ("rounded linear", Layout::Bf16, 1e-2),
         ("rounded linear", Layout::F16, 1e-2),
+        ("rounded linear", Layout::F8, 1e-2),
         ("rounded linear", Layout::I8 { block: 32, min: false }, 1e-3),
         ("rounded linear", Layout::I8 { block: 16, min: false }, 1e-3),
         ("rounded linear", Layout::I8 { block: 16, min: true }, 1e-3),
@@ -122,7 +125,7 @@ fn products_of_many_rows() {
         ("rounded linear", Layout::I4Table { block: 32, table: TABLE }, 1e-3),
         ("rounded linear", Layout::I4Table { block: 16, table: TABLE }, 1e-3),
     ] {
-        for cols in [64, 320] {
+        for cols in [64, 320, 416] {
             let declare = move |d: &mut Declarations| vec![d.matrix("w", 530, cols).0, d.vector("b", 530, 0.0).0];
             compare(&format!("{name} {layout:?} 530x{cols}"), declare, layout, tolerance, |b, w| {
                 let x = b.given(cols);
@@ -135,7 +138,11 @@ fn products_of_many_rows() {
 #[test]
 fn embeddings_and_rotations() {
     let declare = |d: &mut Declarations| vec![d.matrix("e", 32, 64).0];
-    compare("embed", declare, Layout::Bf16, 1e-6, |b, w| b.t.op(Embed { table: WeightId(w[0]), factor: 3.0, y: Value::NONE }));
+    for layout in [Layout::Bf16, Layout::F8] {
+        compare(&format!("embed {layout:?}"), declare, layout, 1e-6, |b, w| {
+            b.t.op(Embed { table: WeightId(w[0]), factor: 3.0, y: Value::NONE })
+        });
+    }
     let declare = |d: &mut Declarations| vec![d.constant("f", vec![1.0, 0.3, 0.1, 0.01]).0];
     for style in [RopeStyle::Halves, RopeStyle::Pairs] {
         compare(&format!("rope {style:?}"), declare, Layout::F32, 1e-6, |b, w| {
@@ -167,7 +174,7 @@ fn fused_for_devices() {
             let state = StateId(0);
             b.t.record(CacheWrite { k, v, state, spec });
             let (window, softcap, sinks) = (None, None, None);
-            b.t.op(ops::Attention { q, state, spec, heads: 4, scale: 0.25, window, softcap, sinks, y: Value::NONE })
+            b.t.op(ops::Attention { q, state, spec, heads: 4, scale: 0.25, window, softcap, sinks, parts: Value::NONE, y: Value::NONE })
         });
     }
     // Seen through a product. A code differs where the last bit of what is rounded does.
@@ -247,7 +254,18 @@ fn prepared_for_products() {
             let (q, k, v) = (b.given(heads * dim), b.given(kv_heads * dim), b.given(kv_heads * dim));
             b.t.record(CacheWrite { k, v, state: StateId(0), spec });
             let (window, softcap, sinks) = (None, None, None);
-            let x = b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 0.25, window, softcap, sinks, y: Value::NONE });
+            let x = b.t.op(ops::Attention {
+                q,
+                state: StateId(0),
+                spec,
+                heads,
+                scale: 0.25,
+                window,
+                softcap,
+                sinks,
+                parts: Value::NONE,
+                y: Value::NONE,
+            });
             b.t.op(product(x, w))
         });
     }
@@ -296,6 +314,6 @@ fn attends(kind: &str, tolerance: f32, heads: usize, spec: KvSpec, window: Optio
         let (q, k, v) = (b.given(heads * dim), b.given(kv_heads * dim), b.given(kv_heads * dim));
         b.t.record(CacheWrite { k, v, state: StateId(0), spec });
         let sinks = sinks.then_some(WeightId(w[0]));
-        b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 1.5, window, softcap, sinks, y: Value::NONE })
+        b.t.op(ops::Attention { q, state: StateId(0), spec, heads, scale: 1.5, window, softcap, sinks, parts: Value::NONE, y: Value::NONE })
     });
 }

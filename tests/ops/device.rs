@@ -65,8 +65,7 @@ impl OnDevice {
 
     pub fn state(&self, sequence: usize) -> StatePointers {
         let [read, write] = &self.states[sequence];
-        let at = |block: &Block| std::ptr::without_provenance_mut::<f32>(block.address() as usize);
-        StatePointers::new(at(read), at(write), read.len() / 4)
+        StatePointers::none().and_device(read.address(), write.address())
     }
 
     pub fn commit(&mut self, sequence: usize) {

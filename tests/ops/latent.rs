@@ -39,7 +39,7 @@ fn pieces_of_latent_attention() {
             b.t.op(RopeTail { x, table, head_dim: 12, style, inverse, y: Value::NONE })
         });
     }
-    for layout in [Layout::F32, Layout::Bf16, Layout::I8 { block: 32, min: false }] {
+    for layout in [Layout::F32, Layout::Bf16, Layout::F8, Layout::I8 { block: 32, min: false }] {
         for (outputs, tail) in [(20, 5), (80, 0)] {
             let part = move |h: usize| vec![Part::slice("w", [3, outputs, 64], h, outputs)];
             let declare = move |d: &mut Declarations| vec![d.experts("w", (0..3).map(part).collect(), 64).0];

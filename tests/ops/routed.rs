@@ -62,7 +62,7 @@ fn experts_of_every_format() {
         let codes = min.flat_map(move |min| [Layout::I8 { block, min }, Layout::I4 { block, min }]);
         codes.chain([Layout::I4Table { block, table }])
     });
-    for layout in [Layout::F16].into_iter().chain(integers) {
+    for layout in [Layout::F16, Layout::F8].into_iter().chain(integers) {
         let (experts, slots, cols) = (3, 2, 96);
         let declare = move |d: &mut Declarations| {
             let matrices = (0..experts).map(|e| vec![Part::whole(format!("{e}"), 20)]).collect::<Vec<_>>();
@@ -80,7 +80,7 @@ fn experts_of_every_format() {
 /// with a gated shared expert.
 #[test]
 fn routed_experts() {
-    let layouts = [Layout::F32, Layout::Bf16, Layout::I8 { block: 32, min: false }, Layout::I4 { block: 32, min: true }];
+    let layouts = [Layout::F32, Layout::Bf16, Layout::F8, Layout::I8 { block: 32, min: false }, Layout::I4 { block: 32, min: true }];
     for layout in layouts {
         // 9 experts and 3 choices beyond them; 70 outputs end inside a panel and need two chunks.
         let (experts, choices, slots, hidden, inner) = (9, 12, 3, 64, 96);

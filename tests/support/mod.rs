@@ -7,6 +7,7 @@ pub mod golden;
 pub mod llama64;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Folder of the committed checkpoints.
 pub fn fixtures() -> PathBuf {
@@ -35,25 +36,31 @@ pub fn run_on_device(mode: cuda::Mode, folders: &str, tests: &[&str]) {
     assert!(done.status.success() && out.contains(" passed"), "{mode:?}: {err}");
 }
 
-/// Whether this process has a device; else its test `name` is run in a child that has the kernels on the host as one.
-pub fn has_device(name: &str) -> bool {
+/// Whether this process is a child whose device the test `name` runs on; else one is started, in which it is.
+pub fn is_child(name: &str, settings: &[(&str, &str)]) -> bool {
     if is_on_device() {
         return true;
     }
     let Some(mut command) = cuda::command(&std::env::current_exe().unwrap(), cuda::Mode::Plain) else { return false };
-    let done = command.args(["--exact", name, "--nocapture"]).output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    println!("{out}");
-    assert!(done.status.success() && out.contains("1 passed"), "{out}\n{err}");
+    ran(command.args(["--exact", name, "--nocapture"]).envs(settings.iter().copied()));
     false
+}
+
+fn ran(command: &mut std::process::Command) {
+    let done = command.output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success() && out.contains("1 passed"), "{out}\n{err}");
 }
 
 /// A folder that is removed with its contents.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
+    /// A folder that nobody else has: tests of one process run beside each other.
     pub fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("metrale-test-{}-{name}", std::process::id()));
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("metrale-test-{}-{number}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Scratch(path)

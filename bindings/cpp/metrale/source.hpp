@@ -29,6 +29,7 @@ struct load_options {
     std::uint32_t kv_type = METRALE_KV_DEFAULT;
     std::uint32_t device = 0;
     std::uint64_t device_bytes = 0;
+    std::uint64_t device_layers = 0;
     std::uint64_t flags = 0; // METRALE_LOAD_*
 
     // As the library takes them; points into this object.
@@ -52,6 +53,7 @@ struct load_options {
         out.kv_type = kv_type;
         out.device = device;
         out.device_bytes = device_bytes;
+        out.device_layers = device_layers;
         out.flags = flags;
         return out;
     }

@@ -5,6 +5,7 @@
 //!
 //! - `F32`: `[k][16] f32`. `F16`: `[k][16] f16`. `Bf16`: `[k / 2][16]` pairs; a 32-bit lane holds k even (low half) and k odd (high
 //!   half), so a shift and a mask give two f32 vectors.
+//! - `F8`: the f32 scales `[k / 128][16]`, then E4M3 codes `[k / 2][16][2]`. An element is exactly `scale * code`; sums of 128 are scaled as a whole.
 //! - integers: 16 f32 gains (one per row, applied to the finished sum), then per 64 k: the f16 scales
 //!   `[64 / block][16]`, the f16 minimums likewise, the codes of two 32-blocks. 8-bit codes are `[k / 4][16][4]` with 128 added, because the dot instruction wants
 //!   one unsigned side; the activations carry the correction. 4-bit codes are `[k / 8][16][4]` bytes, the low nibble for the first 4 k's and
@@ -14,7 +15,7 @@
 //! into the gain so that the largest scale of the row has all its bits. Rows beyond the last are zeros.
 
 use super::arena::{Buffer, Region};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, vec_filled};
 use crate::runtime::Class;
 use crate::{bail, ensure};
 use half::{bf16, f16};
@@ -26,6 +27,8 @@ pub const LANES: usize = 16;
 pub const SUPER: usize = 64;
 /// Bytes of the per-row gains in front of an integer panel.
 pub const GAINS: usize = LANES * 4;
+/// Elements of a row that share a scale in `Layout::F8`.
+pub const F8_RUN: usize = 128;
 
 /// How packed weights are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +39,8 @@ pub enum Layout {
     Bf16,
     /// Half floats.
     F16,
+    /// 8-bit floats (E4M3), an f32 scale per [`F8_RUN`].
+    F8,
     /// Signed 8-bit codes, a scale per `block` (16 or 32), and a minimum per block if `min`.
     I8 {
         /// Elements per scale.
@@ -72,6 +77,15 @@ pub struct CodeRow<'a> {
     pub gain: f32,
 }
 
+/// A row of 8-bit floats: element `k` is `scale[k / F8_RUN] * code[k]`.
+#[derive(Clone, Copy)]
+pub struct F8Row<'a> {
+    /// One E4M3 code per column.
+    pub codes: &'a [u8],
+    /// One scale per run.
+    pub scale: &'a [f32],
+}
+
 /// A weight matrix `[rows, cols]` (out features, in features) in panels.
 pub struct Packed {
     layout: Layout,
@@ -84,13 +98,14 @@ pub struct Packed {
 impl Layout {
     /// Whether products take 8-bit activations (`Activations::Q8`).
     pub fn is_integer(self) -> bool {
-        !matches!(self, Layout::F32 | Layout::Bf16 | Layout::F16)
+        !matches!(self, Layout::F32 | Layout::Bf16 | Layout::F16 | Layout::F8)
     }
 
-    /// Elements per scale; 1 for floats.
+    /// Elements per scale; 1 for floats without.
     pub fn block(self) -> usize {
         match self {
             Layout::F32 | Layout::Bf16 | Layout::F16 => 1,
+            Layout::F8 => F8_RUN,
             Layout::I8 { block, .. } | Layout::I4 { block, .. } | Layout::I4Table { block, .. } => block,
         }
     }
@@ -117,12 +132,15 @@ impl Layout {
             Layout::F32 => cols.checked_mul(4 * LANES),
             Layout::Bf16 => cols.div_ceil(2).checked_mul(4 * LANES),
             Layout::F16 => cols.checked_mul(2 * LANES)?.checked_next_multiple_of(64),
+            Layout::F8 if !cols.is_multiple_of(32) => None,
+            Layout::F8 => cols.checked_mul(LANES)?.checked_add(cols.div_ceil(F8_RUN) * 4 * LANES),
             _ if !matches!(self.block(), 16 | 32) || !cols.is_multiple_of(32) => None,
             _ => cols.div_ceil(SUPER).checked_mul(self.super_bytes())?.checked_add(GAINS),
         }
     }
 
-    /// Fills one panel of a float layout from up to 16 rows of `cols` elements. Rounds to nearest even.
+    /// Fills one panel of a float layout from up to 16 rows of `cols` elements. Rounds to nearest even; 8-bit floats under the scale that
+    /// gives a run's largest the largest code.
     pub fn fill_f32(self, cols: usize, panel: &mut [u8], rows: &[&[f32]]) -> Result<()> {
         self.check_panel(cols, panel, rows.len())?;
         for (lane, row) in rows.iter().enumerate() {
@@ -152,7 +170,35 @@ impl Layout {
                     }
                 }
             }
+            Layout::F8 => {
+                panel.fill(0);
+                let (mut codes, mut scale) =
+                    (vec_filled(cols, 0u8, "8-bit floats")?, vec_filled(cols.div_ceil(F8_RUN), 0.0f32, "8-bit floats")?);
+                for (lane, row) in rows.iter().enumerate() {
+                    for ((values, codes), scale) in row.chunks(F8_RUN).zip(codes.chunks_mut(F8_RUN)).zip(&mut scale) {
+                        *scale = values.iter().fold(0.0f32, |m, v| m.max(v.abs())) / E4M3_MOST;
+                        codes.iter_mut().zip(values).for_each(|(code, v)| *code = to_e4m3(if *scale > 0.0 { v / *scale } else { *v }));
+                    }
+                    fill_f8_lane(panel, lane, &F8Row { codes: &codes, scale: &scale });
+                }
+            }
             _ => bail!(Internal, "layout {self:?} is filled from codes, not from floats"),
+        }
+        Ok(())
+    }
+
+    /// Fills one panel of 8-bit floats from up to 16 rows of codes with scales.
+    ///
+    /// A run that holds a NaN becomes NaN as a whole. One whose scale is less than 2^-64 of the row's largest becomes zeros under another run's
+    /// scale, so that kernels may divide one scale of a row by the next.
+    pub fn fill_f8(self, cols: usize, panel: &mut [u8], rows: &[F8Row<'_>]) -> Result<()> {
+        ensure!(self == Layout::F8, Internal, "layout {self:?} is not filled from 8-bit floats");
+        self.check_panel(cols, panel, rows.len())?;
+        panel.fill(0);
+        for (lane, row) in rows.iter().enumerate() {
+            let (found, expected) = ((row.codes.len(), row.scale.len()), (cols, cols.div_ceil(F8_RUN)));
+            ensure!(found == expected, Mismatch, "row {lane} of a panel has {found:?} codes and scales, {expected:?} were expected");
+            fill_f8_lane(panel, lane, row);
         }
         Ok(())
     }
@@ -246,6 +292,55 @@ impl Layout {
     }
 }
 
+/// The largest 8-bit float.
+const E4M3_MOST: f32 = 448.0;
+
+/// Writes one row into its lane of a zeroed panel of 8-bit floats.
+fn fill_f8_lane(panel: &mut [u8], lane: usize, row: &F8Row<'_>) {
+    let (scales, codes) = panel.split_at_mut(row.scale.len() * 4 * LANES);
+    let largest = row.scale.iter().fold(0.0f32, |m, s| if s.is_finite() { m.max(s.abs()) } else { m });
+    let mut last = if largest > 0.0 { largest } else { 1.0 };
+    for (index, (run, &scale)) in row.codes.chunks(F8_RUN).zip(row.scale).enumerate() {
+        let zero = scale.abs() <= largest * 2f32.powi(-64);
+        if !zero {
+            last = if scale.is_finite() { scale } else { last };
+            for (pair, group) in run.chunks_exact(2).zip(codes[index * F8_RUN * LANES..].chunks_exact_mut(2 * LANES)) {
+                group[lane * 2..lane * 2 + 2].copy_from_slice(pair);
+            }
+        }
+        let shown = if run.iter().any(|code| code & 0x7f == 0x7f) {
+            f32::NAN
+        } else if zero {
+            last
+        } else {
+            scale
+        };
+        let at = (index * LANES + lane) * 4;
+        scales[at..at + 4].copy_from_slice(&shown.to_le_bytes());
+    }
+}
+
+/// What an 8-bit float stands for; NaN is left to scales.
+fn from_e4m3(code: u8) -> f32 {
+    // As a half float it has the same fields, eight powers of two lower.
+    f16::from_bits(u16::from(code & 0x80) << 8 | u16::from(code & 0x7f) << 7).to_f32() * 256.0
+}
+
+/// The nearest 8-bit float, ties to even; what is too large becomes the largest, NaN stays.
+fn to_e4m3(x: f32) -> u8 {
+    let (sign, size) = ((x.to_bits() >> 24) as u8 & 0x80, x.abs());
+    sign | match size {
+        _ if size.is_nan() => 0x7f,
+        _ if size >= E4M3_MOST => 0x7e,
+        // Below 2^-6 the steps are even.
+        _ if size < 0.015625 => (size * 512.0).round_ties_even() as u8,
+        _ => {
+            let bits = size.to_bits();
+            (((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3)) as u8
+        }
+    }
+}
+
 /// Power of two that moves from the scales of a row into its gain: 1 if f16 holds every scale and minimum exactly, and a scale's products with
 /// codes.
 fn common_gain(row: &CodeRow<'_>) -> f32 {
@@ -261,7 +356,7 @@ fn common_gain(row: &CodeRow<'_>) -> f32 {
 }
 
 /// Largest scale: f16 holds its products with codes of 8 bits (kernels/linear_group.cu).
-const MOST_SCALE: f32 = 256.0;
+pub(super) const MOST_SCALE: f32 = 256.0;
 
 /// The power of two by which a row's largest factor, a normal number, fits f16 with all its bits, and its products with codes of 8 bits too.
 pub(super) fn gain_of(largest: f32) -> f32 {
@@ -347,6 +442,13 @@ impl Packed {
                 (0..self.cols).for_each(|k| out[k] = bf16::from_bits(half_at(k / 2 * 4 * LANES + lane * 4 + k % 2 * 2)).to_f32())
             }
             Layout::F16 => (0..self.cols).for_each(|k| out[k] = f16::from_bits(half_at(k * 2 * LANES + lane * 2)).to_f32()),
+            Layout::F8 => {
+                let codes = self.cols.div_ceil(F8_RUN) * 4 * LANES;
+                for (k, value) in out.iter_mut().enumerate() {
+                    let scale = f32::from_bits(word_at((k / F8_RUN * LANES + lane) * 4));
+                    *value = scale * from_e4m3(panel[codes + k / 2 * 2 * LANES + lane * 2 + k % 2]);
+                }
+            }
             layout => {
                 let gain = f32::from_bits(word_at(lane * 4));
                 let per_super = SUPER / layout.block();

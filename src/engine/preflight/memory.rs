@@ -41,18 +41,25 @@ pub(crate) fn check(plan: &Plan, context: usize, cap: u64) -> Result<()> {
     Err(Error::new(Kind::OutOfMemory, text).named("memory").sizes(total, limit))
 }
 
-/// As [`check`] for what the plan puts on a device. `cap` of 0 takes what is free there.
-pub(crate) fn check_device(plan: &Plan, context: usize, cap: u64, device: &Device) -> Result<()> {
-    let (limit, whose) = match cap {
-        0 => (device.memory()?.0, "are free there"),
-        cap => (cap, "are allowed by the option device_bytes"),
-    };
+/// Bytes of a device that may be taken. `cap` of 0 takes what is free there.
+pub(crate) fn device_limit(cap: u64, device: &Device) -> Result<u64> {
+    if cap > 0 { Ok(cap) } else { Ok(device.memory()?.0) }
+}
+
+/// As [`check`] for what the plan puts on a device, which is all of the model or a part. `cap` of 0 takes what is free there.
+pub(crate) fn check_device(plan: &Plan, context: usize, cap: u64, device: &Device, is_split: bool) -> Result<()> {
+    let (limit, whose) = (device_limit(cap, device)?, if cap > 0 { "are allowed by the option device_bytes" } else { "are free there" });
     let (parts, total) = (&plan.device, plan.device.total());
     if total <= limit {
         return Ok(());
     }
+    let whose_bytes = match (is_split, parts.layers) {
+        (false, _) => "the model".to_string(),
+        (true, 0) => "what follows the model's last layer, without any layer,".to_string(),
+        (true, layers) => format!("the last {layers} layers and what follows them,"),
+    };
     let text = format!(
-        "the model with one sequence of {context} tokens takes {} of {}, {} {whose}: weights {}, cache {}, state {}, workspaces {}",
+        "{whose_bytes} with one sequence of {context} tokens takes {} of {}, {} {whose}: weights {}, cache {}, state {}, workspaces {}",
         size(total),
         device.info().name,
         size(limit),

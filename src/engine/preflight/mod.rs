@@ -7,7 +7,7 @@ mod finding;
 mod memory;
 
 pub(super) use finding::{Class, Finding, report};
-pub(super) use memory::{check as check_memory, check_device as check_device_memory};
+pub(super) use memory::{check as check_memory, check_device as check_device_memory, device_limit};
 
 use crate::error::Kind;
 use crate::layers::Config;

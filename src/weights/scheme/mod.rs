@@ -45,8 +45,10 @@ static SCHEMES: [Scheme; 6] = [
 pub enum Form {
     /// Elements of a type, without pieces beside them.
     Plain(DType),
-    /// Numbers with no shorter form that integer panels could take.
+    /// Numbers with no shorter form that panels could take.
     Real,
+    /// 8-bit floats (E4M3) with scales that panels of such can take.
+    F8,
     /// Integer codes.
     Codes(CodeForm),
 }
@@ -235,6 +237,17 @@ impl Stored {
         match &self.body {
             Body::Plain(piece) => crate::bail!(Internal, "{}: plain elements are no codes with scales", piece.name),
             Body::Scaled(scaled) => scaled.code_row(scaled.codes.row_map.stored(row), form, codes, scale, min),
+        }
+    }
+
+    /// Row `row` as E4M3 codes of [`Form::F8`], or of plain ones; its scales, one per run of panels, go into `scale`.
+    pub fn f8_row(&self, row: usize, cols: usize, scale: &mut [f32]) -> &[u8] {
+        match &self.body {
+            Body::Plain(piece) => {
+                scale.fill(1.0);
+                piece.row(row, cols)
+            }
+            Body::Scaled(scaled) => scaled.f8_row(scaled.codes.row_map.stored(row), scale),
         }
     }
 

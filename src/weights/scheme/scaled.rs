@@ -7,6 +7,7 @@
 use super::grid::Grid;
 use super::piece::Piece;
 use super::{CodeForm, Form};
+use crate::backend::cpu::pack::F8_RUN;
 use crate::error::Result;
 use crate::quant;
 use crate::tensor::DType;
@@ -153,16 +154,21 @@ impl Scaled {
         }
     }
 
-    /// The form a row's codes take in integer panels, or `Real` where scales do not fit their blocks.
+    /// The form a row's codes take in panels, or `Real` where scales do not fit their blocks.
     pub fn form(&self) -> Form {
         let run = self.scale.col_block;
         let block = match run {
+            _ if self.element == Element::Float(DType::F8E4M3) => F8_RUN,
             _ if run.is_multiple_of(32) || self.scale.cols == 1 => 32,
             _ if run.is_multiple_of(16) => 16,
             _ => return Form::Real,
         };
         if self.order.is_some() || !self.of[2].is_multiple_of(32) {
             return Form::Real;
+        }
+        if block == F8_RUN {
+            let fits = run.is_multiple_of(F8_RUN) || self.scale.cols == 1;
+            return if fits && self.zero.is_none() { Form::F8 } else { Form::Real };
         }
         let min = self.zero.is_some();
         Form::Codes(match self.element {
@@ -171,6 +177,17 @@ impl Scaled {
             Element::Words { bits } => CodeForm { bits: if bits <= 4 { 4 } else { 8 }, block, min, table: None },
             Element::Bytes => CodeForm { bits: 8, block, min, table: None },
         })
+    }
+
+    /// A row's codes, and their scales by run of a panel of 8-bit floats.
+    pub fn f8_row(&self, row: usize, scale: &mut [f32]) -> &[u8] {
+        let (stored, _) = self.blocks(row);
+        let (gain, divides) = self.gain(row);
+        for (j, s) in scale.iter_mut().enumerate() {
+            let block = stored[(j * F8_RUN / self.scale.col_block).min(stored.len() - 1)];
+            *s = if divides { block / gain } else { block * gain };
+        }
+        self.row_codes(row)
     }
 
     /// A row's codes as [`Scaled::form`] says, `w = gain * (scale * code - min)`; gives back the gain.

@@ -65,6 +65,9 @@
 // Queries meet keys in 8 bits as well. Not on a GPU, and not for architectures that keep latent, compressed or indexed rows.
 #define METRALE_KV_Q8 4
 
+// All layers of the model run on the device, or it is not loaded.
+#define METRALE_ALL_LAYERS UINT64_MAX
+
 // Work of the model gives way to the process's other work on the same device, such as drawing: its stream has the least priority the
 // device knows. Nothing else changes. On the processor the flag is taken and means nothing: threads are the host's to rank.
 #define METRALE_LOAD_LOW_PRIORITY 1
@@ -400,6 +403,12 @@ typedef struct {
     // Most bytes of that device the plan of the model with one sequence may take; 0 takes what it has free. For the processor, `memory` is
     // the cap.
     uint64_t device_bytes;
+    // Layers that the device runs: the last so many, and what follows them; the others, and the embeddings, stay on the processor, each
+    // layer with its keys and values and its state. 0 takes as many as `device_bytes` hold, the whole model where that fits, and at the least
+    // what follows the last layer; `metrale_plan` tells how many those are. Other numbers are taken as they are: the model's layers or more
+    // (`METRALE_ALL_LAYERS`) are all of the model. `METRALE_OUT_OF_MEMORY`, before weights are read, with the bytes wanted and available, where
+    // that does not fit, and `METRALE_UNSUPPORTED` where the model cannot be cut there, because a later layer reads what an earlier one keeps.
+    uint64_t device_layers;
 } metrale_load_options;
 
 // Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -431,6 +440,8 @@ typedef struct {
     uint64_t device_scratch;
     // The sum of the four.
     uint64_t device_total;
+    // Layers that run there: the last so many, and what follows the last one. The others run on the processor, whose bytes are the host's.
+    uint64_t device_layers;
 } metrale_memory_plan;
 
 // Fills `len` bytes at `into` with a source's bytes from `offset` on, and returns how many it filled. Everything but

@@ -44,6 +44,12 @@ public struct LoadOptions: Sendable {
     public var exact = false
     /// What keys and values are kept in.
     public var kv = KVType.automatic
+    /// The device that computes; 0 is the processor.
+    public var device: UInt32 = 0
+    /// Most bytes of that device that model and one sequence may take; 0 takes what is free there.
+    public var deviceBytes: UInt64 = 0
+    /// The last layers that run there, `UInt64.max` for all of the model; 0 takes as many as `deviceBytes` hold.
+    public var deviceLayers: UInt64 = 0
     /// Called on the thread that loads.
     public var progress: (@Sendable (LoadProgress) -> Void)?
 
@@ -72,6 +78,9 @@ final class Loading: @unchecked Sendable { // the handle may be used on any thre
         if options.lowPriority { wanted.flags |= UInt64(METRALE_LOAD_LOW_PRIORITY) }
         wanted.compute = options.exact ? UInt32(METRALE_COMPUTE_F32) : UInt32(METRALE_COMPUTE_DEFAULT)
         wanted.kv_type = options.kv.rawValue
+        wanted.device = options.device
+        wanted.device_bytes = options.deviceBytes
+        wanted.device_layers = options.deviceLayers
         if options.progress != nil {
             wanted.user = Unmanaged.passUnretained(self).toOpaque()
             wanted.progress = { user, done, total, phase in

@@ -4,13 +4,17 @@
 //! not: a score is one chain over the key's elements, a weighted value one chain over positions. So tiles of up to six queries
 //! load each key and value once, as in a matrix product, and what only some of them see is added for each alone.
 //!
+//! What a query sees is cut into stretches that are gathered apart and merged (`stretch.rs`).
+//!
 //! Bound: for many queries the multiply-add rate; exponentials and rescaling take a fifth to a third beside it. For one row the bytes of the
 //! pages: a call takes several key/value heads block by block, so that pages stream from start to end. (Runs of 4 to 8 KiB with gaps came at
 //! 11 GB/s where one stream came at 30, with and without prefetching; runs of 32 KiB at 22.)
 #![allow(unsafe_code)] // Reads pages through pointers that the caller vouches for.
 
+use super::attend_elements::{Brain, Element, Full, Half};
 use super::attend_q8::Eight;
 use super::lane::{Lanes, Registers, Tile};
+use super::stretch::{self, SHORTEST, Total, stretch};
 use super::vector;
 use crate::backend::cpu::pack::LANES;
 use std::marker::PhantomData;
@@ -57,7 +61,7 @@ impl KvType {
 pub struct Query {
     /// `key_dim` elements.
     pub q: *const f32,
-    /// `value_dim` elements.
+    /// `value_dim` elements; of a part two more, see [`Attend::part`].
     pub y: *mut f32,
     /// First position it sees.
     pub first: usize,
@@ -92,6 +96,9 @@ pub struct Attend<'a> {
     pub scale: f32,
     /// `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
+    /// Leaves results as they are gathered, to be merged: the largest score, the sum of weights, the weighted values; without sinks. What
+    /// queries see lies in one stretch then.
+    pub part: bool,
 }
 
 /// How pages keep keys and values.
@@ -120,55 +127,6 @@ pub(super) trait Store: Sized {
         y: *mut f32,
     );
 }
-
-/// Element type of a page of floats.
-trait Element {
-    /// Bytes of an element.
-    const BYTES: usize;
-    /// 16 elements from index `at`.
-    unsafe fn load<S: Lanes>(page: *const u8, at: usize) -> S::F;
-    /// One element.
-    unsafe fn one(page: *const u8, at: usize) -> f32;
-}
-
-struct Full;
-struct Half;
-struct Brain;
-
-impl Element for Full {
-    const BYTES: usize = 4;
-    #[inline(always)]
-    unsafe fn load<S: Lanes>(page: *const u8, at: usize) -> S::F {
-        // SAFETY: the caller's promise.
-        unsafe { S::load(page.cast::<f32>().add(at)) }
-    }
-    #[inline(always)]
-    unsafe fn one(page: *const u8, at: usize) -> f32 {
-        // SAFETY: the caller's promise.
-        unsafe { *page.cast::<f32>().add(at) }
-    }
-}
-
-/// An element of 16 bits: how 16 of them are loaded, and the type of one.
-macro_rules! short_element {
-    ($name:ident, $load:ident, $one:ty) => {
-        impl Element for $name {
-            const BYTES: usize = 2;
-            #[inline(always)]
-            unsafe fn load<S: Lanes>(page: *const u8, at: usize) -> S::F {
-                // SAFETY: the caller's promise.
-                unsafe { S::$load(page.add(at * 2)) }
-            }
-            #[inline(always)]
-            unsafe fn one(page: *const u8, at: usize) -> f32 {
-                // SAFETY: the caller's promise.
-                <$one>::from_bits(unsafe { *page.cast::<u16>().add(at) }).to_f32()
-            }
-        }
-    };
-}
-short_element!(Half, load_f16, half::f16);
-short_element!(Brain, load_bf16, half::bf16);
 
 /// What a query has gathered: the maximum, the weights' sum, the weighted values.
 struct State {
@@ -215,7 +173,17 @@ impl<S: Lanes, T: Store> Tile for Pass<'_, S, T> {
         let each = queries.len() / a.heads;
         // SAFETY: queries hold `key_dim` elements.
         let made = &unsafe { T::queries::<S>(a, queries) };
+        // Stretches that are done; their values are in `y`.
+        let mut earlier: [Option<Total>; QUERIES] = [None; QUERIES];
         for (start, head) in (first / BLOCK * BLOCK..=last).step_by(BLOCK).flat_map(|start| (0..a.heads).map(move |head| (start, head))) {
+            if start % SHORTEST == 0 && head == 0 && !a.part {
+                for (r, q) in queries.iter().enumerate() {
+                    if q.first < start && start <= q.last && start % stretch(q.last) == 0 {
+                        // SAFETY: `y` holds `value_dim` elements.
+                        earlier[r] = Some(unsafe { state.close::<S>(r, earlier[r], q.y, a.value_dim) });
+                    }
+                }
+            }
             let a = &Attend { key_at: a.key_at + head * a.stride, value_at: a.value_at + head * a.stride, ..*a };
             let (mut r, end) = (head * each, (head + 1) * each);
             while r < end {
@@ -247,24 +215,48 @@ impl<S: Lanes, T: Store> Tile for Pass<'_, S, T> {
             }
         }
         for (r, q) in queries.iter().enumerate() {
-            let (mut most, mut sum) = (state.most[r], state.sum[r]);
-            let mut factor = 1.0;
-            if let Some(sink) = q.sink {
-                let new = if sink > most { sink } else { most };
-                factor = vector::exp::<S>(most - new);
-                sum = sum * factor + vector::exp::<S>(sink - new);
-                most = new;
+            // SAFETY: `y` is good for `value_dim` elements, of a part for two more.
+            unsafe {
+                if a.part {
+                    (*q.y, *q.y.add(1)) = (state.most[r], state.sum[r]);
+                    std::ptr::copy_nonoverlapping(state.row(r, a.value_dim), q.y.add(2), a.value_dim);
+                } else if earlier[r].is_none() {
+                    let total = Total { most: state.most[r], sum: state.sum[r] };
+                    stretch::finish::<S>(total, q.sink, state.row(r, a.value_dim), q.y, a.value_dim);
+                } else {
+                    let total = state.close::<S>(r, earlier[r], q.y, a.value_dim);
+                    stretch::finish::<S>(total, q.sink, q.y, q.y, a.value_dim);
+                }
             }
-            let factor = if most == f32::NEG_INFINITY { f32::NAN } else { factor / sum };
-            // SAFETY: `y` is good for `value_dim` elements, and so is the row of values.
-            unsafe { times::<S>(factor, state.values[r * a.value_dim..][..a.value_dim].as_ptr(), q.y, a.value_dim) };
         }
+    }
+}
+
+impl State {
+    /// Values of query `r`, `dim` of them.
+    #[inline(always)]
+    fn row(&self, r: usize, dim: usize) -> *const f32 {
+        self.values[r * dim..][..dim].as_ptr()
+    }
+
+    /// Adds query `r`'s stretch to its earlier ones, whose values are in `y`, and begins the next.
+    ///
+    /// # Safety
+    /// `y` holds `dim` elements; the caller has the instruction set.
+    #[inline(always)]
+    unsafe fn close<S: Lanes>(&mut self, r: usize, earlier: Option<Total>, y: *mut f32, dim: usize) -> Total {
+        let found = Total { most: self.most[r], sum: self.sum[r] };
+        (self.most[r], self.sum[r]) = (f32::NEG_INFINITY, 0.0);
+        // SAFETY: the caller's promise.
+        let total = unsafe { stretch::add::<S>(earlier, found, self.row(r, dim), y, dim) };
+        self.values[r * dim..][..dim].fill(0.0);
+        total
     }
 }
 
 /// `y = factor * x`, `n` elements.
 #[inline(always)]
-unsafe fn times<S: Lanes>(factor: f32, x: *const f32, y: *mut f32, n: usize) {
+pub(super) unsafe fn times<S: Lanes>(factor: f32, x: *const f32, y: *mut f32, n: usize) {
     // SAFETY: both sides hold `n` elements.
     unsafe {
         let whole = n / LANES * LANES;
@@ -391,11 +383,17 @@ impl<T: Element> Store for T {
             let (pages, column) = (start / PAGE + page, page * PAGE);
             // SAFETY: the caller's promise.
             unsafe {
-                if wide::<S>() && (page + 1) * PAGE < high {
-                    S::call(Scores::<S, T, R, 4> { a, queries, pages, column, weights, _types: PhantomData });
+                if !wide::<S>() {
+                    for run in 0..PAGE / LANES {
+                        let column = column + run * LANES;
+                        S::call(Scores::<S, T, R, 1> { a, queries, pages, run, column, weights, _types: PhantomData });
+                    }
+                    page += 1;
+                } else if (page + 1) * PAGE < high {
+                    S::call(Scores::<S, T, R, 4> { a, queries, pages, run: 0, column, weights, _types: PhantomData });
                     page += 2;
                 } else {
-                    S::call(Scores::<S, T, R, 2> { a, queries, pages, column, weights, _types: PhantomData });
+                    S::call(Scores::<S, T, R, 2> { a, queries, pages, run: 0, column, weights, _types: PhantomData });
                     page += 1;
                 }
             }
@@ -441,7 +439,9 @@ struct Scores<'a, S, T, const R: usize, const P: usize> {
     queries: &'a [Query],
     /// The first page.
     pages: usize,
-    /// Where its first position stands among the weights.
+    /// Its first run of 16 positions.
+    run: usize,
+    /// Where the first position stands among the weights.
     column: usize,
     weights: &'a mut [[f32; BLOCK]; R],
     _types: PhantomData<(S, T)>,
@@ -450,17 +450,17 @@ struct Scores<'a, S, T, const R: usize, const P: usize> {
 impl<S: Lanes, T: Element, const R: usize, const P: usize> Tile for Scores<'_, S, T, R, P> {
     #[inline(always)]
     unsafe fn run(self) {
-        let Scores { a, queries, pages, column, weights, .. } = self;
+        let Scores { a, queries, pages, run, column, weights, .. } = self;
         // SAFETY: keys lie at `key_at`, two runs of `key_dim * 16` elements a page; queries hold `key_dim` elements.
         unsafe {
             let mut key = [(std::ptr::null::<u8>(), 0); P];
-            unroll!(j < P { key[j] = (a.pages[pages + j / 2].cast_const(), a.key_at + j % 2 * a.key_dim * 16); });
+            unroll!(j < P { key[j] = (a.pages[pages + j / 2].cast_const(), a.key_at + (run + j % 2) * a.key_dim * 16); });
             let mut x = [std::ptr::null::<f32>(); R];
             unroll!(r < R { x[r] = queries[r].q; });
             let mut acc = [[S::splat(0.0); P]; R];
             let mut k = [S::splat(0.0); P];
             for d in 0..a.key_dim {
-                ask::<S, T>(a.pages[pages], a.key_at + d * 16 * P, 16 * P);
+                ask::<S, T>(a.pages[pages], a.key_at + (run * a.key_dim + d * P) * 16, 16 * P);
                 unroll!(j < P { k[j] = T::load::<S>(key[j].0, key[j].1 + d * 16); });
                 unroll!(r < R {
                     let q = S::splat(*x[r].add(d));

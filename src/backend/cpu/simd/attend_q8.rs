@@ -460,6 +460,7 @@ mod tests {
             dtype: KvType::Q8,
             scale: 1.0,
             softcap: None,
+            part: false,
         };
         // SAFETY: pages, query and result are good for what they say.
         unsafe { table.attend(&call) };

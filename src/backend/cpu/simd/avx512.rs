@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // Intrinsics.
 
 use super::attend::PAGE;
+use super::avx2::halves_of_f8;
 use super::lane::{Lanes, Registers, Tile};
 use super::quantize::{self, MOST, Split, TINY};
 use super::vector;
@@ -87,6 +88,14 @@ impl Lanes for Avx512 {
     unsafe fn load_f16(p: *const u8) -> Self::F {
         // SAFETY: see above.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_f8(p: *const u8) -> (Self::F, Self::F) {
+        // SAFETY: see above.
+        unsafe {
+            let (first, second) = halves_of_f8(_mm256_loadu_si256(p.cast()));
+            (_mm512_cvtph_ps(first), _mm512_cvtph_ps(second))
+        }
     }
     #[inline(always)]
     unsafe fn store_f16(p: *mut u8, x: Self::F) {

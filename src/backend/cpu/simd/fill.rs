@@ -5,7 +5,7 @@
 //! unusual (fewer than 16 rows, scales that are no numbers) is left to the definition.
 #![allow(unsafe_code)] // Intrinsics.
 
-use super::super::pack::{GAINS, LANES, Layout, SUPER};
+use super::super::pack::{GAINS, LANES, Layout, MOST_SCALE, SUPER, gain_of};
 use crate::tensor::DType;
 use std::arch::x86_64::*;
 
@@ -112,7 +112,7 @@ unsafe fn put_gains(to: *mut u8, gain: &[f32; LANES]) {
     }
 }
 
-/// One 16-bit field of each row to a line of scales, signs turned by `flip`. False where one is not a number.
+/// One 16-bit field of each row to a line of scales, signs turned by `flip`. False where one is not a number, or more than [`MOST_SCALE`].
 ///
 /// # Safety
 /// Every row is good for two bytes from `at` on, `to` for 32.
@@ -128,8 +128,11 @@ unsafe fn put_fields(rows: &Rows, at: usize, flip: u16, to: *mut u8) -> bool {
             to.add(lane * 2).cast::<u16>().write_unaligned(field ^ flip);
         }
     }
-    largest <= 0x7c00
+    largest <= MOST_SCALE_BITS
 }
+
+/// [`MOST_SCALE`] as a half float.
+const MOST_SCALE_BITS: u16 = 0x5c00;
 
 /// Where stretch `block / 2` begins in a panel with `per` bytes of scales and minimums and `codes` bytes of codes.
 fn stretch(block: usize, per: usize, codes: usize) -> usize {
@@ -293,7 +296,8 @@ impl Extent {
         // SAFETY: eight floats.
         unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), self.largest) };
         let largest = lanes.into_iter().fold(0.0f32, f32::max);
-        Some(if _mm256_movemask_ps(self.exact) == 0xff || !largest.is_normal() { 1.0 } else { super::super::pack::gain_of(largest) })
+        let exact = _mm256_movemask_ps(self.exact) == 0xff && largest <= MOST_SCALE;
+        Some(if exact || !largest.is_normal() { 1.0 } else { gain_of(largest) })
     }
 }
 
@@ -539,8 +543,12 @@ mod tests {
                         let expected = defined(dtype, layout, cols, &views);
                         let mut panel = vec![0xAA; expected.len()];
                         let done = table.fill(dtype, layout, cols, &views, &mut panel);
-                        // Random halves can be no number, so there it may decline.
-                        assert!(done || table.name() == "scalar" || kind == 0 || kind == 6, "{} {dtype} {cols} kind {kind}", table.name());
+                        // Random halves can be no number, and they and huge ones can be too large, so there it may decline.
+                        assert!(
+                            done || table.name() == "scalar" || [0, 3, 6].contains(&kind),
+                            "{} {dtype} {cols} kind {kind}",
+                            table.name()
+                        );
                         assert!(!done || panel == expected, "{} {dtype} {cols} kind {kind}", table.name());
                     }
                 }

@@ -53,6 +53,8 @@ pub(super) trait Lanes {
     unsafe fn load_bf16(p: *const u8) -> Self::F;
     /// 16 half floats.
     unsafe fn load_f16(p: *const u8) -> Self::F;
+    /// 16 pairs of 8-bit floats: the first of each, the second, all divided by 2^8.
+    unsafe fn load_f8(p: *const u8) -> (Self::F, Self::F);
 
     /// Writes 16 half floats, nearest even.
     unsafe fn store_f16(p: *mut u8, x: Self::F);

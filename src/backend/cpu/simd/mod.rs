@@ -8,6 +8,7 @@
 #[macro_use]
 mod unroll;
 pub mod attend;
+mod attend_elements;
 pub mod attend_q8;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -22,6 +23,7 @@ mod product;
 mod quantize;
 mod recurrence;
 mod scalar;
+pub mod stretch;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -33,11 +35,18 @@ use std::sync::OnceLock;
 pub use table::Table;
 use table::table_for;
 
-table_for!(on_scalar, super::scalar::Scalar, "scalar", super::table::never_fill);
+table_for!(on_scalar, super::scalar::Scalar, "scalar", super::product::product::<S>, super::table::never_fill);
 #[cfg(target_arch = "x86_64")]
-table_for!(on_avx2, super::avx2::Avx2, "avx2", super::fill::fill, "avx2,fma,f16c");
+table_for!(on_avx2, super::avx2::Avx2, "avx2", super::product::narrow, super::fill::fill, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-table_for!(on_avx512, super::avx512::Avx512, "avx512", super::fill::fill, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
+table_for!(
+    on_avx512,
+    super::avx512::Avx512,
+    "avx512",
+    super::product::product::<S>,
+    super::fill::fill,
+    "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
+);
 
 #[cfg(target_arch = "x86_64")]
 static AVX512_BF16: Table = Table { name: "avx512bf16", pairs: Some(product::PAIRS), ..on_avx512::TABLE };

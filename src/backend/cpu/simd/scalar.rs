@@ -84,6 +84,14 @@ impl Lanes for Scalar {
         halves.map(|h| f16::from_bits(h).to_f32_const())
     }
     #[inline(always)]
+    unsafe fn load_f8(p: *const u8) -> (Self::F, Self::F) {
+        // SAFETY: 32 readable bytes.
+        let pairs = unsafe { p.cast::<[[u8; 2]; 16]>().read_unaligned() };
+        // The fields of a half float.
+        let float = |code: u8| f16::from_bits(u16::from(code & 0x80) << 8 | u16::from(code & 0x7f) << 7).to_f32_const();
+        (pairs.map(|pair| float(pair[0])), pairs.map(|pair| float(pair[1])))
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u8, x: Self::F) {
         let halves = x.map(|x| f16::from_f32_const(x).to_bits());
         // SAFETY: 32 writable bytes.

@@ -5,6 +5,7 @@ use super::super::activations::{Activations, Epilogue, Q8Block};
 use super::super::pack::{LANES, Layout, Packed};
 use super::attend::{Attend, PAGE, QUERIES, VALUE_DIM};
 use super::product::Product;
+use super::stretch::{Join, STRETCHES};
 use crate::tensor::DType;
 use std::ops::Range;
 
@@ -16,6 +17,7 @@ pub struct Table {
     pub(super) matmul: unsafe fn(&Product<'_>),
     pub(super) quantize: unsafe fn(&[f32], &mut [Q8Block]),
     pub(super) attend: unsafe fn(&Attend<'_>),
+    pub(super) join: unsafe fn(&Join),
     pub(super) pairs: Option<PairFunctions>,
     pub(super) row: RowFunctions,
     pub(super) fill: FillFunction,
@@ -70,6 +72,16 @@ impl Table {
         assert!(a.queries.iter().all(|q| q.first <= q.last && q.last / PAGE < a.pages.len()), "a query sees past the last page");
         // SAFETY: the table exists only where its instructions do; the rest is the caller's promise.
         unsafe { (self.attend)(a) }
+    }
+
+    /// Merges the parts of a query, with the bits of [`Table::attend`] over all of it.
+    ///
+    /// # Safety
+    /// `parts` and `y` are good for what [`Join`] says.
+    pub unsafe fn join(&self, join: &Join) {
+        assert!((1..=STRETCHES).contains(&join.count), "{} parts", join.count);
+        // SAFETY: the table exists only where its instructions do; the rest is the caller's promise.
+        unsafe { (self.join)(join) }
     }
 
     /// Fills one panel from 16 rows of `cols` elements as a file stores them, with the bytes that `Layout::fill_*` gives. Whether it did:
@@ -270,14 +282,14 @@ macro_rules! compile_one {
 }
 pub(super) use compile_one;
 
-/// Makes the module `$module` with the table for the lanes `$lanes`, compiled with `$features` enabled.
+/// Makes the module `$module` with the table for the lanes `$lanes` and the products of `$matmul`, compiled with `$features` enabled.
 macro_rules! table_for {
-    ($module:ident, $lanes:ty, $name:literal, $fill:path $(, $features:literal)?) => {
+    ($module:ident, $lanes:ty, $name:literal, $matmul:expr, $fill:path $(, $features:literal)?) => {
         mod $module {
             use super::super::activations::Q8Block;
             use super::table::{RowFunctions, Table, compile, compile_one, row_functions};
             use super::vector::{self, as_b16, as_h16};
-            use super::{attend, product, quantize, recurrence};
+            use super::{attend, quantize, recurrence, stretch};
 
             type S = $lanes;
             row_functions!(compile [$($features)?]);
@@ -294,7 +306,8 @@ macro_rules! table_for {
             pub(super) const TABLE: Table = Table {
                 name: $name,
                 attend: attend::attend::<S>,
-                matmul: product::product::<S>,
+                join: stretch::join::<S>,
+                matmul: $matmul,
                 quantize: quantize_row,
                 pairs: None,
                 row: ROW,

@@ -1,7 +1,7 @@
 //! Products of every table and layout against f64, and against themselves when the work is cut otherwise.
 
 use super::super::activations::{Activations, Epilogue, Q8Block};
-use super::super::pack::{CodeRow, Layout, Packed};
+use super::super::pack::{CodeRow, F8_RUN, F8Row, Layout, Packed};
 use super::{Table, tables};
 use half::{bf16, f16};
 
@@ -11,7 +11,7 @@ const ROWS: [usize; 7] = [1, 2, 3, 7, 8, 16, 33];
 const TABLE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 fn layouts() -> Vec<Layout> {
-    let mut all = vec![Layout::F32, Layout::Bf16, Layout::F16];
+    let mut all = vec![Layout::F32, Layout::Bf16, Layout::F16, Layout::F8];
     for block in [16, 32] {
         for min in [false, true] {
             all.extend([Layout::I8 { block, min }, Layout::I4 { block, min }]);
@@ -36,11 +36,32 @@ impl Random {
     }
 }
 
+/// An 8-bit float by its definition: sign, four bits of exponent, three of mantissa.
+fn e4m3(code: u8) -> f64 {
+    let (exponent, mantissa) = ((code >> 3 & 15) as i32, (code & 7) as f64);
+    let size = if exponent == 0 { mantissa * 2f64.powi(-9) } else { (8.0 + mantissa) * 2f64.powi(exponent - 10) };
+    if code & 0x80 == 0 { size } else { -size }
+}
+
 /// A random matrix, packed, and its exact elements.
 fn weights(layout: Layout, n: usize, k: usize, gain: f32, random: &mut Random) -> (Packed, Vec<Vec<f64>>) {
     let mut packed = Packed::new(layout, n, k).unwrap();
     assert_eq!(Packed::bytes(layout, n, k), Some(packed.data().len()));
     let mut exact = Vec::new();
+    if layout == Layout::F8 {
+        // All codes but the two that are no numbers, under scales of one size.
+        let code = |random: &mut Random| Some(random.bits() as u8).filter(|c| c & 0x7f != 0x7f).unwrap_or(0x7e);
+        let codes: Vec<Vec<u8>> = (0..n).map(|_| (0..k).map(|_| code(random)).collect()).collect();
+        let scales: Vec<Vec<f32>> =
+            (0..n).map(|_| (0..k.div_ceil(F8_RUN)).map(|_| gain * (1.5 + random.float()) / 448.0).collect()).collect();
+        for (panel, (codes, scales)) in packed.panels_mut().zip(codes.chunks(16).zip(scales.chunks(16))) {
+            let rows: Vec<F8Row> = codes.iter().zip(scales).map(|(codes, scale)| F8Row { codes, scale }).collect();
+            layout.fill_f8(k, panel, &rows).unwrap();
+        }
+        let value = |(codes, scale): (&Vec<u8>, &Vec<f32>)| (0..k).map(|i| scale[i / F8_RUN] as f64 * e4m3(codes[i])).collect();
+        exact.extend(codes.iter().zip(&scales).map(value));
+        return (packed, exact);
+    }
     if !layout.is_integer() {
         let round = |v: f32| match layout {
             Layout::Bf16 => bf16::from_f32(v).to_f32(),
@@ -126,6 +147,8 @@ fn products_are_right_and_independent_of_the_cut() {
                     one_shape(table, layout, n, k, most, &mut random);
                 }
             }
+            // More columns than a tile widens at a time.
+            one_shape(table, layout, 33, 2144, 9, &mut random);
         }
     }
 }
@@ -262,6 +285,74 @@ fn gains_and_scales_out_of_the_range_of_f16() {
     }
 }
 
+/// Each code by itself, also where the thread takes subnormal numbers for zeros.
+#[test]
+fn each_8_bit_float_is_exact() {
+    let _flush = crate::backend::cpu::flush::FlushGuard::new();
+    let codes: Vec<u8> = (0..=255u8).map(|c| if c & 0x7f == 0x7f { 0 } else { c }).collect();
+    let mut w = Packed::new(Layout::F8, 1, 256).unwrap();
+    let scale = [0.75, -3.0];
+    Layout::F8.fill_f8(256, w.panels_mut().next().unwrap(), &[F8Row { codes: &codes, scale: &scale }]).unwrap();
+    let mut decoded = vec![0.0; 256];
+    w.decode_row(0, &mut decoded).unwrap();
+    for table in tables() {
+        for k in 0..256 {
+            let mut x = vec![0.0; 256];
+            x[k] = 1.0;
+            let mut y = [9.0];
+            table.matmul_into(&w, 0..1, &Activations::F32 { x: &x, stride: 256 }, 0..1, &Epilogue::default(), &mut y, 1);
+            let wanted = (scale[k / 128] as f64 * e4m3(codes[k])) as f32;
+            assert_eq!((y[0], decoded[k]), (wanted, wanted), "{} code {:#x}", table.name(), codes[k]);
+        }
+    }
+}
+
+#[test]
+fn scales_of_8_bit_floats_keep_a_ratio() {
+    let codes = [0x38u8; 512]; // ones
+    let mut nan = codes;
+    nan[300] = 0xff;
+    let rows = [
+        F8Row { codes: &codes, scale: &[0.0, 2.0, 1e-30, f32::INFINITY] },
+        F8Row { codes: &nan, scale: &[1.0, 1.0, 1.0, 3.0] },
+        F8Row { codes: &codes, scale: &[0.0; 4] },
+    ];
+    let mut w = Packed::new(Layout::F8, 3, 512).unwrap();
+    Layout::F8.fill_f8(512, w.panels_mut().next().unwrap(), &rows).unwrap();
+    let scale = |run: usize, row: usize| f32::from_le_bytes(w.data()[(run * 16 + row) * 4..][..4].try_into().unwrap());
+    assert_eq!([0, 1, 2, 3].map(|run| scale(run, 0)), [2.0, 2.0, 2.0, f32::INFINITY]);
+    assert_eq!([0, 1, 3].map(|run| scale(run, 2)), [1.0; 3]);
+    let mut row = [0.0; 512];
+    w.decode_row(0, &mut row).unwrap();
+    assert!(row[..128].iter().all(|v| *v == 0.0) && row[128..256].iter().all(|v| *v == 2.0));
+    assert!(row[256..384].iter().all(|v| *v == 0.0) && row[384..].iter().all(|v| *v == f32::INFINITY));
+    w.decode_row(1, &mut row).unwrap();
+    assert!(row[..256].iter().all(|v| *v == 1.0) && row[256..384].iter().all(|v| v.is_nan()) && row[384..].iter().all(|v| *v == 3.0));
+    w.decode_row(2, &mut row).unwrap();
+    assert_eq!(row, [0.0; 512]);
+}
+
+/// Floats become the nearest 8-bit floats under the scale of their run.
+#[test]
+fn floats_pack_as_the_nearest_8_bit_floats() {
+    let mut random = Random(10);
+    let values: Vec<f32> = (0..160).map(|k| random.float() * if k % 3 == 0 { 1e-3 } else { 1.0 }).collect();
+    let mut w = Packed::new(Layout::F8, 1, 160).unwrap();
+    Layout::F8.fill_f32(160, w.panels_mut().next().unwrap(), &[&values]).unwrap();
+    let mut row = vec![0.0; 160];
+    w.decode_row(0, &mut row).unwrap();
+    let all: Vec<f64> = (0..=255u8).filter(|c| c & 0x7f != 0x7f).map(e4m3).collect();
+    for run in 0..2 {
+        let range = run * 128..160.min(run * 128 + 128);
+        let scale = values[range.clone()].iter().fold(0.0f32, |m, v| m.max(v.abs())) as f64 / 448.0;
+        for k in range {
+            let error = |v: f64| (v - values[k] as f64).abs();
+            let best = all.iter().map(|code| error(code * scale)).fold(f64::MAX, f64::min);
+            assert!(error(row[k] as f64) <= best + 1e-6, "{k}: {} for {}, {best} were possible", row[k], values[k]);
+        }
+    }
+}
+
 #[test]
 fn what_is_not_finite_shows() {
     let mut random = Random(8);
@@ -286,6 +377,8 @@ fn wrong_sizes_are_refused() {
     assert_eq!(Packed::bytes(Layout::I8 { block: 32, min: false }, 16, 33), None);
     assert_eq!(Packed::bytes(Layout::I4 { block: 64, min: false }, 16, 64), None);
     assert_eq!(Packed::bytes(Layout::F32, usize::MAX, usize::MAX), None);
+    assert_eq!(Packed::bytes(Layout::F8, 16, 48), None);
+    assert_eq!(Packed::bytes(Layout::F8, usize::MAX, usize::MAX / 32 * 32), None);
     assert!(Packed::new(Layout::Bf16, 1 << 40, 1 << 40).is_err());
     let layout = Layout::I4 { block: 32, min: false };
     let mut w = Packed::new(layout, 16, 32).unwrap();

@@ -189,3 +189,85 @@ fn max_sees_nan_anywhere() {
         assert_eq!(table.max(&[f32::NEG_INFINITY; 20]), f32::NEG_INFINITY);
     }
 }
+
+#[cfg(target_arch = "x86_64")]
+mod whole_registers {
+    use super::super::avx2::Avx2;
+    use super::super::avx512::Avx512;
+    use super::super::lane::{Lanes, Tile};
+    use super::super::quantize;
+    use super::super::vector;
+    use super::tables;
+    use std::marker::PhantomData;
+
+    /// What lanes make of two vectors: the larger, the largest of the first, exponentials of the second.
+    struct Taken<'a, S> {
+        x: &'a [f32; 16],
+        y: &'a [f32; 16],
+        out: &'a mut ([f32; 16], f32, [f32; 16]),
+        _lanes: PhantomData<S>,
+    }
+
+    impl<S: Lanes> Tile for Taken<'_, S> {
+        #[inline(always)]
+        unsafe fn run(self) {
+            // SAFETY: the caller has the instruction set; arrays of 16.
+            unsafe {
+                let (x, y) = (S::load(self.x.as_ptr()), S::load(self.y.as_ptr()));
+                S::store(self.out.0.as_mut_ptr(), S::max(x, y));
+                self.out.1 = S::largest(x);
+                S::store(self.out.2.as_mut_ptr(), S::exp_below(y));
+            }
+        }
+    }
+
+    /// The lanes' own ways of doing what the trait does number by number.
+    fn agrees<S: Lanes>(name: &str) {
+        if !tables().iter().any(|table| table.name() == name) {
+            return;
+        }
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let odd = [f32::NAN, f32::NEG_INFINITY, -0.0, 0.0, -87.336_54, -87.336_55, -1e-30, -1e30, -88.8, -1e-42];
+        for seed in 0..200 {
+            let mut values = super::random(32, seed, 60.0);
+            if seed % 2 == 1 {
+                for (i, odd) in odd.iter().enumerate().filter(|(i, _)| (seed as usize >> 1) % 11 != *i) {
+                    values[(i * 7 + seed as usize) % 32] = *odd;
+                }
+            }
+            let x: [f32; 16] = std::array::from_fn(|i| values[i]);
+            let y: [f32; 16] = std::array::from_fn(|i| if values[16 + i] > 0.0 { -values[16 + i] * 1.6 } else { values[16 + i] * 1.6 });
+            let mut out = ([0.0; 16], 0.0, [0.0; 16]);
+            // SAFETY: the processor has the instruction set, or its table would not be there.
+            unsafe { S::call(Taken::<S> { x: &x, y: &y, out: &mut out, _lanes: PhantomData }) };
+            let larger: [f32; 16] = std::array::from_fn(|i| if x[i] > y[i] { x[i] } else { y[i] });
+            assert_eq!(bits(&out.0), bits(&larger), "{name} {seed}: the larger");
+            if x.iter().all(|x| !x.is_nan()) {
+                assert_eq!(out.1, x.iter().copied().fold(f32::NEG_INFINITY, f32::max), "{name} {seed}: the largest");
+            }
+            for (found, y) in out.2.iter().zip(y) {
+                let wanted = vector::exp_below::<S>(y);
+                assert!(found.to_bits() == wanted.to_bits() || found.is_nan() && wanted.is_nan(), "{name}: e^{y}: {found}, {wanted}");
+            }
+        }
+        for seed in 0..200 {
+            let mut weights: [f32; 32] = super::random(32, seed, 1.0).try_into().unwrap();
+            weights.iter_mut().for_each(|w| *w = w.abs() * 10f32.powi(seed as i32 % 45 - 40));
+            match seed % 10 {
+                7 => weights[11] = f32::NAN,
+                8 => weights[29] = f32::INFINITY,
+                9 => weights = [0.0; 32],
+                _ => {}
+            }
+            // SAFETY: as above.
+            let (found, wanted) = (unsafe { S::split(&weights) }, quantize::split(&weights));
+            assert!(found == wanted || found.gain.is_nan() && wanted.gain.is_nan(), "{name} {seed}: {found:?}, {wanted:?}");
+        }
+    }
+
+    #[test]
+    fn agree_with_the_definition() {
+        agrees::<Avx2>("avx2");
+        agrees::<Avx512>("avx512");
+    }
+}

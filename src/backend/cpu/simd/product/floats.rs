@@ -1,4 +1,4 @@
-//! Products with float weights: f32 fused multiply-adds, with 16-bit weights widened on the way.
+//! Products with float weights: f32 fused multiply-adds, with 16-bit and 8-bit weights widened on the way.
 //!
 //! Bound for one row: bytes / read bandwidth. For many: the multiply-add rate; a tile of 6 rows by 4 panels needs 10 loads for 24 of them. The
 //! bfloat16 dot instruction is not used: it rounds activations to 16 bits, and on several processors runs at half the speed.
@@ -6,7 +6,7 @@
 
 use super::super::lane::{Lanes, Registers, Tile};
 use super::{Product, finish, tile_rows};
-use crate::backend::cpu::pack::LANES;
+use crate::backend::cpu::pack::{F8_RUN, LANES};
 use std::marker::PhantomData;
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -14,6 +14,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 pub(super) const F32: u8 = 0;
 pub(super) const BF16: u8 = 1;
 pub(super) const F16: u8 = 2;
+pub(super) const F8: u8 = 3;
 
 /// Bytes of a panel from which on one row reads four panels at a time. Below, the chain of sums, which one panel alone waits for, costs
 /// less than the starts of streams.
@@ -32,10 +33,16 @@ pub(super) unsafe fn floats<S: Lanes, const KIND: u8>(p: &Product<'_>, x: *const
             // lies in a cache, where only the chains of sums count.
             let stream = p.rows.len() == 1 && p.panel_bytes < LONG && p.features / LANES * p.panel_bytes >= LARGE;
             let four = wide && p.panels.end - panel >= 4 && !(stream && S::REGISTERS == Registers::ThirtyTwo);
+            let most = match S::REGISTERS {
+                Registers::None => 1,
+                // Twelve sums, two weights and an activation fill sixteen registers; a mask besides would put a sum onto the stack.
+                Registers::Sixteen if KIND == BF16 => 4,
+                _ => 6,
+            };
             let mut row = p.rows.start;
             while row < p.rows.end {
                 let x = x.add(row * stride);
-                let rows = if S::REGISTERS == Registers::None { 1 } else { tile_rows(p.rows.end - row, 6) };
+                let rows = tile_rows(p.rows.end - row, most);
                 macro_rules! four {
                     ($R:literal) => {
                         FloatTile::<S, KIND, $R, 4> { p, panel, row, x, stride, lanes: PhantomData }
@@ -75,6 +82,10 @@ struct FloatTile<'a, S, const KIND: u8, const R: usize, const P: usize> {
 impl<S: Lanes, const KIND: u8, const R: usize, const P: usize> Tile for FloatTile<'_, S, KIND, R, P> {
     #[inline(always)]
     unsafe fn run(self) {
+        if const { KIND == F8 } {
+            // SAFETY: handed on.
+            return unsafe { self.runs() };
+        }
         let FloatTile { p, panel, row, x, stride, .. } = self;
         // Bytes of two k's; one 64-byte line of bf16 and f16, two lines of f32.
         let pair = if KIND == F32 { 8 * LANES } else { 4 * LANES };
@@ -115,6 +126,42 @@ impl<S: Lanes, const KIND: u8, const R: usize, const P: usize> Tile for FloatTil
             }
             unroll!(r < R {
                 unroll!(j < P { finish::<S>(p, panel + j, row + r, acc[r][j]); });
+            });
+        }
+    }
+}
+
+impl<S: Lanes, const KIND: u8, const R: usize, const P: usize> FloatTile<'_, S, KIND, R, P> {
+    /// The tile of 8-bit floats: each run's sum is one chain, scaled at its end; the scaled sums are another.
+    #[inline(always)]
+    unsafe fn runs(self) {
+        let FloatTile { p, panel, row, x, stride, .. } = self;
+        let step = p.panel_bytes;
+        // SAFETY: loads stay inside the panels, whose columns are even in number, and the rows of `x`.
+        unsafe {
+            let mut scales = p.weights.add(panel * step);
+            let mut at = scales.add(p.cols.div_ceil(F8_RUN) * 4 * LANES);
+            let mut total = [[S::splat(0.0); P]; R];
+            for first in (0..p.cols).step_by(F8_RUN) {
+                let mut acc = [[S::splat(0.0); P]; R];
+                for i in 0..(p.cols - first).min(F8_RUN) / 2 {
+                    let x = x.add(first + 2 * i);
+                    unroll!(j < P {
+                        let (even, odd) = S::load_f8(at.add(j * step));
+                        unroll!(r < R { acc[r][j] = S::fma(S::splat(*x.add(r * stride)), even, acc[r][j]); });
+                        unroll!(r < R { acc[r][j] = S::fma(S::splat(*x.add(r * stride + 1)), odd, acc[r][j]); });
+                    });
+                    at = at.add(2 * LANES);
+                }
+                unroll!(j < P {
+                    // Codes came divided by 2^8.
+                    let scale = S::mul(S::load(scales.add(j * step).cast()), S::splat(256.0));
+                    unroll!(r < R { total[r][j] = S::fma(acc[r][j], scale, total[r][j]); });
+                });
+                scales = scales.add(4 * LANES);
+            }
+            unroll!(r < R {
+                unroll!(j < P { finish::<S>(p, panel + j, row + r, total[r][j]); });
             });
         }
     }

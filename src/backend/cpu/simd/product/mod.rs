@@ -30,6 +30,14 @@ pub(super) struct Product<'a> {
     pub y_stride: usize,
 }
 
+#[cfg(target_arch = "x86_64")]
+impl<'a> Product<'a> {
+    /// The same of some of its rows.
+    fn with_rows(&self, rows: Range<usize>) -> Product<'a> {
+        Product { panels: self.panels.clone(), rows, ..*self }
+    }
+}
+
 /// Computes the product with the lanes `S`.
 ///
 /// # Safety
@@ -41,6 +49,7 @@ pub(super) unsafe fn product<S: Lanes>(p: &Product<'_>) {
             (Layout::F32, Activations::F32 { x, stride }) => floats::<S, F32>(p, x.as_ptr(), stride),
             (Layout::Bf16, Activations::F32 { x, stride }) => floats::<S, BF16>(p, x.as_ptr(), stride),
             (Layout::F16, Activations::F32 { x, stride }) => floats::<S, F16>(p, x.as_ptr(), stride),
+            (Layout::F8, Activations::F32 { x, stride }) => floats::<S, F8>(p, x.as_ptr(), stride),
             (layout, Activations::Q8 { blocks, stride }) => {
                 let (x, t) = (blocks.as_ptr(), &[0; 16]);
                 match layout {
@@ -54,7 +63,7 @@ pub(super) unsafe fn product<S: Lanes>(p: &Product<'_>) {
                     Layout::I4 { min: true, .. } => integers::<S, I4, true, true>(p, x, stride, t),
                     Layout::I4Table { block: 32, table } => integers::<S, TABLE, false, false>(p, x, stride, &table),
                     Layout::I4Table { table, .. } => integers::<S, TABLE, true, false>(p, x, stride, &table),
-                    Layout::F32 | Layout::Bf16 | Layout::F16 => {}
+                    Layout::F32 | Layout::Bf16 | Layout::F16 | Layout::F8 => {}
                 }
             }
             _ => {}
@@ -90,10 +99,14 @@ macro_rules! with_rows {
 mod floats;
 mod integers;
 #[cfg(target_arch = "x86_64")]
+mod narrow;
+#[cfg(target_arch = "x86_64")]
 mod pairs;
 
-use floats::{BF16, F16, F32, floats};
+use floats::{BF16, F8, F16, F32, floats};
 use integers::{I4, I8, TABLE, integers};
+#[cfg(target_arch = "x86_64")]
+pub(super) use narrow::matmul as narrow;
 #[cfg(target_arch = "x86_64")]
 pub(super) use pairs::PAIRS;
 
