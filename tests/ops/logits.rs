@@ -72,12 +72,11 @@ fn logits_and_their_highest() {
         let states: Vec<Block> = given.iter().map(|_| Block::new(device, 4 * (SLOTS + width), "a state").unwrap()).collect();
         let mut batch = Batch::default();
         for (row, state) in states.iter().enumerate() {
-            let at = std::ptr::without_provenance_mut::<f32>(state.address() as usize);
             batch.tokens.push(0);
             batch.positions.push(0);
             batch.segments.push(Segment { rows: row..row + 1, position: 0 });
             batch.sources.push(0);
-            batch.states.push(StatePointers::new(at, at, SLOTS));
+            batch.states.push(StatePointers::none().and_device(state.address(), state.address()));
         }
         for candidates in [true, false] {
             let keep = Some(Keep { slots: SLOTS, candidates });
