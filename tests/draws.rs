@@ -50,12 +50,12 @@ fn chooser(stages: &[Stage], seed: u64, record_logprob: bool) -> Chooser {
     chooser
 }
 
-/// A run's tokens and their log-probabilities, and the bytes that came from the device after the first step.
-type Run = (Vec<[i32; 2]>, Vec<[Option<f32>; 2]>, Option<u64>);
+/// A run's tokens and their log-probabilities, the bytes that came from the device after the first step, and the rows after the last.
+type Run = (Vec<[i32; 2]>, Vec<[Option<f32>; 2]>, Option<u64>, [Vec<f32>; 2]);
 
 /// As hosts do it.
 fn steps(engine: &Arc<Engine>, stages: &[Stage], record_logprob: bool) -> Run {
-    let (mut all, mut run) = (prompts(engine), (Vec::new(), Vec::new(), None));
+    let (mut all, mut run) = (prompts(engine), (Vec::new(), Vec::new(), None, [Vec::new(), Vec::new()]));
     let mut choosers = [1, 2].map(|seed| chooser(stages, seed, record_logprob));
     let mut before = None;
     for step in 0..STEPS {
@@ -68,12 +68,13 @@ fn steps(engine: &Arc<Engine>, stages: &[Stage], record_logprob: bool) -> Run {
         }
     }
     run.2 = before.zip(copied()).map(|(before, after)| after - before);
+    run.3 = [0, 1].map(|i| all[i].logits().unwrap().to_vec());
     run
 }
 
 /// With every row looked at here.
 fn by_rows(engine: &Arc<Engine>, stages: &[Stage]) -> Run {
-    let (mut all, mut run) = (prompts(engine), (Vec::new(), Vec::new(), None));
+    let (mut all, mut run) = (prompts(engine), (Vec::new(), Vec::new(), None, [Vec::new(), Vec::new()]));
     let mut samplers = [1, 2].map(|seed| Sampler::new(stages, seed).unwrap());
     for _ in 0..STEPS {
         let (mut tokens, mut logprobs) = ([0; 2], [None; 2]);
@@ -87,6 +88,7 @@ fn by_rows(engine: &Arc<Engine>, stages: &[Stage]) -> Run {
         run.0.push(tokens);
         run.1.push(logprobs);
     }
+    run.3 = [0, 1].map(|i| all[i].logits().unwrap().to_vec());
     run
 }
 
@@ -111,16 +113,17 @@ fn tokens_are_those_of_the_whole_row() {
         (&[hot], false),
     ];
     for (stages, without_rows) in recipes {
-        let (tokens, logprobs, bytes) = steps(&engine, stages, false);
+        let (tokens, logprobs, bytes, rows) = steps(&engine, stages, false);
         let wanted = by_rows(&engine, stages);
         assert_eq!(tokens, wanted.0, "{stages:?}");
+        assert!(rows == wanted.3, "{stages:?}: the rows themselves");
         assert!(logprobs.iter().flatten().all(Option::is_none));
         println!("{stages:?}: {bytes:?} bytes of rows");
         assert!(!without_rows || bytes.is_none_or(|bytes| bytes == 0), "{stages:?}: {bytes:?} bytes");
-        let (tokens, logprobs, _) = steps(&engine, stages, true);
+        let (tokens, logprobs, ..) = steps(&engine, stages, true);
         assert_eq!((tokens, logprobs), (wanted.0, wanted.1), "{stages:?}");
     }
     // A recipe without any cut does need rows, so the count is one.
-    let (_, _, bytes) = steps(&engine, &[hot], false);
+    let (.., bytes, _) = steps(&engine, &[hot], false);
     assert!(bytes.is_none_or(|bytes| bytes as usize >= (STEPS - 1) * 2 * VOCAB * 4), "{bytes:?}");
 }

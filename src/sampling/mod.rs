@@ -165,13 +165,11 @@ impl Sampler {
     /// A call that fails leaves the state as it was.
     pub fn sample(&mut self, logits: &[f32], history: &[i32]) -> Result<i32> {
         self.before = self.state;
-        let token = match self.stages.split_first() {
-            // Nothing changes the row before its maximum is taken, nor what is left after, so the row need not be copied.
-            None => argmax(logits)? as i32,
-            Some((first, rest)) if first.is_greedy() && rest.iter().all(Stage::keeps_the_highest) => argmax(logits)? as i32,
-            Some(_) => self.run(logits, history).inspect_err(|_| self.state = self.before)?,
-        };
-        Ok(token)
+        // Nothing changes the row before its maximum is taken, nor what is left after, so the row need not be copied.
+        if self.takes_the_highest() {
+            return argmax(logits).map(|token| token as i32);
+        }
+        self.run(logits, history).inspect_err(|_| self.state = self.before)
     }
 
     /// Whether it takes the highest logit, whatever the row.
@@ -192,7 +190,7 @@ impl Sampler {
     pub fn sample_from(&mut self, list: &Shortlist<'_>, history: &[i32]) -> Result<Option<i32>> {
         self.before = self.state;
         self.candidates.load_highest(list.tokens)?;
-        let others = Others::new(list);
+        let others = Others::new(*list);
         let drawn = self.through(list.vocab, history, Some(others));
         if !matches!(drawn, Ok(Some(_))) {
             self.state = self.before;
@@ -226,7 +224,7 @@ impl Sampler {
 
     /// Runs the stages over the candidates, of a vocabulary of `vocab` tokens, and draws. `others` is what is known of tokens that are missing
     /// among them; `None` comes back where they might count.
-    fn through(&mut self, vocab: usize, history: &[i32], mut others: Option<Others>) -> Result<Option<i32>> {
+    fn through(&mut self, vocab: usize, history: &[i32], mut others: Option<Others<'_>>) -> Result<Option<i32>> {
         let mut seen = None;
         for stage in self.stages.iter() {
             let effect = others.as_mut().map(|others| others.meet(stage, &mut self.candidates));
@@ -276,7 +274,10 @@ impl Sampler {
                 }
             }
             match (effect, &others) {
-                (Some(Effect::Gone), _) => others = None,
+                (Some(Effect::Gone), _) => {
+                    self.candidates.order_by_id();
+                    others = None;
+                }
                 (Some(Effect::GoneIfAbove), Some(known)) => match known.are_below(&self.candidates) {
                     true => others = None,
                     false => return Ok(None),

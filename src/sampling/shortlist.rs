@@ -35,10 +35,28 @@ impl<'a> Shortlist<'a> {
         sound.then_some(Shortlist { tokens, sum, vocab })
     }
 
+    /// The row's highest logit.
+    fn highest(&self) -> f32 {
+        self.tokens[0].1
+    }
+
+    /// The list's lowest.
+    fn lowest(&self) -> f32 {
+        self.tokens[self.tokens.len() - 1].1
+    }
+
+    /// Bounds of the sum of e^(logit - highest) over what is not in the list.
+    fn outside(&self) -> [f64; 2] {
+        let highest = f64::from(self.highest());
+        let inside: f64 = self.tokens.iter().map(|t| (f64::from(t.1) - highest).exp()).sum();
+        let (outside, error) = (self.sum - inside, self.sum * 2.0 * SUM_ERROR);
+        [(outside - error).max(0.0), (outside + error).max(0.0)]
+    }
+
     /// ln of a token's probability as `logprob` gives it for the row; `None` where the list does not say.
     pub fn logprob(&self, token: i32) -> Option<f32> {
         let logit = self.tokens.iter().find(|(id, _)| i64::from(*id) == i64::from(token))?.1;
-        let exact = f64::from(logit) - (f64::from(self.tokens[0].1) + self.sum.ln());
+        let exact = f64::from(logit) - (f64::from(self.highest()) + self.sum.ln());
         let (low, high) = ((exact - SUM_ERROR) as f32, (exact + SUM_ERROR) as f32);
         (low == high).then_some(low)
     }
@@ -60,15 +78,10 @@ pub(super) enum Effect {
 }
 
 /// What is known of them.
-pub(super) struct Others {
-    count: usize,
-    /// No logit is higher, as the stages have left it; and as it was in the row.
+pub(super) struct Others<'a> {
+    list: Shortlist<'a>,
+    /// No logit is higher, as the stages have left it.
     ceiling: f32,
-    raw_ceiling: f32,
-    /// The row's highest logit.
-    highest: f32,
-    /// Bounds of the sum of e^(logit - highest) over them, as they were in the row.
-    weight: [f64; 2],
     /// What all logits were divided by.
     temperature: f64,
     /// Whether a stage may have made some of them smaller.
@@ -77,14 +90,9 @@ pub(super) struct Others {
     untouched: bool,
 }
 
-impl Others {
-    pub(super) fn new(list: &Shortlist<'_>) -> Others {
-        let (highest, ceiling) = (list.tokens[0].1, list.tokens[list.tokens.len() - 1].1);
-        let inside: f64 = list.tokens.iter().map(|t| (f64::from(t.1) - f64::from(highest)).exp()).sum();
-        let (outside, error) = (list.sum - inside, list.sum * 2.0 * SUM_ERROR);
-        let weight = [(outside - error).max(0.0), (outside + error).max(0.0)];
-        let count = list.vocab - list.tokens.len();
-        Others { count, ceiling, raw_ceiling: ceiling, highest, weight, temperature: 1.0, lowered: false, untouched: true }
+impl<'a> Others<'a> {
+    pub(super) fn new(list: Shortlist<'a>) -> Others<'a> {
+        Others { list, ceiling: list.lowest(), temperature: 1.0, lowered: false, untouched: true }
     }
 
     /// What a stage that is next does to them.
@@ -136,7 +144,7 @@ impl Others {
     /// Runs the stage, where the sum over the row is known well enough.
     fn top_p(&self, list: &mut Candidates, p: f32) -> bool {
         let max = list.maximum();
-        if !(max > self.ceiling && max.abs() < LARGE && self.highest.abs() < LARGE) {
+        if !(max > self.ceiling && max.abs() < LARGE && self.list.highest().abs() < LARGE) {
             return false;
         }
         let weight = |c: &Candidate| f64::from((c.logit - max).exp());
@@ -158,19 +166,19 @@ impl Others {
 
     /// Bounds of the sum of e^(logit - max) over them, as the stages have left them.
     fn bounds(&self, max: f64) -> [f64; 2] {
-        let [least, most] = self.weight;
-        let shrink = 1.0 / self.temperature;
+        let [least, most] = self.list.outside();
+        let (shrink, highest) = (1.0 / self.temperature, f64::from(self.list.highest()));
         let [least, most] = if self.temperature == 1.0 {
             [least, most]
         } else if self.temperature < 1.0 {
             // A share w becomes w^shrink = w w^(shrink - 1), and w is at most the ceiling's.
-            let largest = (f64::from(self.raw_ceiling) - f64::from(self.highest)).exp();
+            let largest = (f64::from(self.list.lowest()) - highest).exp();
             [0.0, most * largest.powf(shrink - 1.0)]
         } else {
             // By the inequality of power means; and w^shrink is at least w.
-            [least, (self.count as f64).powf(1.0 - shrink) * most.powf(shrink)]
+            [least, ((self.list.vocab - self.list.tokens.len()) as f64).powf(1.0 - shrink) * most.powf(shrink)]
         };
-        let scale = (f64::from(self.highest) * shrink - max).exp();
+        let scale = (highest * shrink - max).exp();
         let least = if self.lowered { 0.0 } else { least };
         [(least * scale * (1.0 - ROUNDED) - TINY).max(0.0), most * scale * (1.0 + ROUNDED) + TINY]
     }
