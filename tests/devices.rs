@@ -1,5 +1,6 @@
 //! NVIDIA devices from outside: what is listed, what is refused, what a model on one shares with the same model on the processor, and what is
-//! left when one stops answering. Without a real device the tests run in a child process over the kernels on the host.
+//! left when one stops answering. Without a real device the tests run in a child process over the kernels on the host; on a real one they want
+//! `--test-threads=1`, since they count its memory.
 #![allow(unsafe_code)] // structs and strings of the C interface
 
 mod support;
