@@ -20,7 +20,7 @@ WARNINGS := -std=c11 -O2 -Wall -Wextra -Wpedantic
 # The program that writes the header: on the path, or where .ci/run puts it.
 CBINDGEN ?= $(or $(shell command -v cbindgen),$(wildcard build/own-tools/bin/cbindgen))
 
-.PHONY: demo chat library nvrtc kernels gpu-bench archive install uninstall dist manual test format lint header header-check abi fuzz sanitize soak models peer peer-avx2 variants bench latency frames clean help
+.PHONY: demo chat library nvrtc kernels gpu-bench load-bench archive install uninstall dist manual test format lint header header-check abi fuzz sanitize soak models peer peer-avx2 variants bench latency frames clean help
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile
@@ -51,6 +51,9 @@ kernels: nvrtc ## compile the GPU kernels for all architectures into build/kerne
 
 gpu-bench: ## speed on an NVIDIA device, as shares of its memory's
 	$(CARGO) run --locked --release --example gpu_bench
+
+load-bench: ## from a checkpoint in the page cache to the first token on an NVIDIA device; writes 16 GB for a while
+	$(CARGO) run --locked --release --example load_bench
 
 archive:
 	$(CARGO) rustc --locked --release --lib --crate-type staticlib

@@ -1,19 +1,20 @@
 //! Speed of a model's shapes on an NVIDIA device, as shares of what its memory gives a plain read in the same run.
 //!
 //!     gpu_bench [--types BF16,Q8_0] [--batches 1,8,32] [--prompt 2048] [--layers 36] [--steps 64] [--device 1] [--on-device N] [--threads N]
-//!         [--kernels] [--deterministic] [CONFIG]
+//!         [--kernels] [--deterministic] [--sampling] [CONFIG]
 //!
 //! CONFIG is a folder with `config.json`; without it the shapes are those of Qwen3-8B. Weights are random. With `--on-device` the last N layers
 //! run on the device and the others on the processor. A row tells tokens a second, the time
 //! and the bytes of a step (weights and cached positions), their share of the read, and the host's part of a step: what is not spent waiting for
 //! the device, the median, the mean and the most of the steps (a step that captures a graph for more positions, or takes new pages, is among them).
 //! With `--kernels` a prompt and a step of each batch are run once more, and what each kernel takes is told; kernels do not overlap then. With
-//! `--deterministic` each type is measured again with bits that do not depend on the batch, and what that costs is printed.
+//! `--deterministic` each type is measured again with bits that do not depend on the batch, and what that costs is printed. With `--sampling` each
+//! batch is measured again with tokens that are drawn (top-k 40, top-p 0.95, temperature 0.8): from what the device finds, and from whole rows.
 
 use metrale::backend::cuda::{Device, Stream, read_bandwidth};
-use metrale::engine::{self, Chooser, Sequence, SequenceOptions, decode_step};
+use metrale::engine::{self, Chooser, Sequence, SequenceOptions, decode_step, forward};
 use metrale::options::{LoadOptions, Synthetic};
-use metrale::sampling::Sampler;
+use metrale::sampling::{Sampler, Stage};
 use metrale::tensor::DType;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,6 +35,7 @@ struct Arguments {
     threads: usize,
     deterministic: bool,
     kernels: bool,
+    sampling: bool,
     config: Option<PathBuf>,
 }
 
@@ -49,6 +51,7 @@ fn arguments() -> Result<Arguments, String> {
         threads: 0,
         deterministic: false,
         kernels: false,
+        sampling: false,
         config: None,
     };
     let mut words = std::env::args().skip(1);
@@ -66,6 +69,7 @@ fn arguments() -> Result<Arguments, String> {
             "--deterministic" => a.deterministic = true,
             "--threads" => a.threads = number(value()?)?,
             "--kernels" => a.kernels = true,
+            "--sampling" => a.sampling = true,
             _ if word.starts_with('-') => return Err(format!("unknown option {word}")),
             _ => a.config = Some(word.into()),
         }
@@ -184,54 +188,95 @@ fn one(
             sequence.prefill(&(0..448).map(|i| token(i + 1000 * index)).collect::<Vec<_>>())?;
             sequences.push(sequence);
         }
-        let mut choosers: Vec<Chooser> = (0..batch)
-            .map(|_| {
-                let mut chooser = Chooser::new(Sampler::greedy());
-                chooser.ignore_end = true;
-                chooser
-            })
-            .collect();
-        let mut tokens = vec![0; batch];
-        let mut times = Vec::new();
-        let mut host = Vec::new();
-        for step in 0..a.steps + 8 {
-            let waited = engine.device_waited()?;
-            let started = Instant::now();
-            let mut all: Vec<&mut Sequence> = sequences.iter_mut().collect();
-            let mut choose: Vec<&mut Chooser> = choosers.iter_mut().collect();
-            decode_step(&mut all, &mut choose, &mut tokens)?;
-            let spent = started.elapsed();
-            // The first steps capture and warm up.
-            if step >= 8 {
-                times.push(spent.as_secs_f64());
-                host.push((spent.as_secs_f64() - (engine.device_waited()? - waited).as_secs_f64()).max(0.0) * 1e6);
-            }
-        }
-        times.sort_by(f64::total_cmp);
-        host.sort_by(f64::total_cmp);
-        let (median, best) = (times[times.len() / 2], times[0]);
-        figures.push((format!("decode B={batch}"), batch as f64 / median));
+        let mut choosers = choosers(&[], batch)?;
+        let greedy = steps(a, &engine, batch, |tokens| {
+            decode_step(&mut sequences.iter_mut().collect::<Vec<_>>(), &mut choosers.iter_mut().collect::<Vec<_>>(), tokens)
+        })?;
+        figures.push((format!("decode B={batch}"), batch as f64 / greedy.median));
         let kv = kv_bytes(&engine) * batch as u64 * sequences[0].len() as u64;
         let moved = (bytes + kv) as f64;
-        println!(
-            "  decode B={batch:<3}: {:>9.1} tokens/s  {:>8.3} ms (best {:.3})  {:>6.2} GB  {:>5.1} % of the read  host {:.1} us (mean {:.1}, most {:.0})",
-            batch as f64 / median,
-            median * 1e3,
-            best * 1e3,
-            moved / 1e9,
-            100.0 * moved / median / read,
-            host[host.len() / 2],
-            host.iter().sum::<f64>() / host.len() as f64,
-            host[host.len() - 1],
-        );
+        let share = format!("{:>6.2} GB  {:>5.1} % of the read", moved / 1e9, 100.0 * moved / greedy.median / read);
+        println!("  decode B={batch:<3}: {}", greedy.line(batch, &share));
+        if a.sampling {
+            let mut drawing = self::choosers(&RECIPE, batch)?;
+            let drawn = steps(a, &engine, batch, |tokens| {
+                decode_step(&mut sequences.iter_mut().collect::<Vec<_>>(), &mut drawing.iter_mut().collect::<Vec<_>>(), tokens)
+            })?;
+            println!("    drawn         {}", drawn.line(batch, ""));
+            let mut samplers = (0..batch).map(|seed| Sampler::new(&RECIPE, seed as u64)).collect::<Result<Vec<_>, _>>()?;
+            let by_rows = steps(a, &engine, batch, |tokens| {
+                for ((sequence, sampler), token) in sequences.iter().zip(&mut samplers).zip(&mut *tokens) {
+                    *token = sampler.sample(sequence.logits()?, sequence.tokens())?;
+                }
+                forward(&mut sequences.iter_mut().collect::<Vec<_>>(), tokens)
+            })?;
+            println!("    drawn by rows {}", by_rows.line(batch, ""));
+        }
         if a.kernels {
             engine.time_kernels();
             let mut all: Vec<&mut Sequence> = sequences.iter_mut().collect();
-            decode_step(&mut all, &mut choosers.iter_mut().collect::<Vec<_>>(), &mut tokens)?;
+            decode_step(&mut all, &mut choosers.iter_mut().collect::<Vec<_>>(), &mut vec![0; batch])?;
             print_times(&engine)?;
         }
     }
     Ok(figures)
+}
+
+/// What tokens are drawn with.
+const RECIPE: [Stage; 3] = [Stage::TopK(40), Stage::TopP(0.95), Stage::Temperature(0.8)];
+
+fn choosers(recipe: &[Stage], count: usize) -> metrale::error::Result<Vec<Chooser>> {
+    let one = |seed| {
+        let mut chooser = Chooser::new(Sampler::new(recipe, seed as u64)?);
+        chooser.ignore_end = true;
+        Ok(chooser)
+    };
+    (0..count).map(one).collect()
+}
+
+/// Steps in seconds, and the host's part of them in microseconds.
+struct Steps {
+    median: f64,
+    best: f64,
+    host: Vec<f64>,
+}
+
+impl Steps {
+    fn line(&self, batch: usize, share: &str) -> String {
+        let (median, host) = (self.median, &self.host);
+        format!(
+            "{:>9.1} tokens/s  {:>8.3} ms (best {:.3})  {share}  host {:.1} us (mean {:.1}, most {:.0})",
+            batch as f64 / median,
+            median * 1e3,
+            self.best * 1e3,
+            host[host.len() / 2],
+            host.iter().sum::<f64>() / host.len() as f64,
+            host[host.len() - 1],
+        )
+    }
+}
+
+/// Takes steps of `batch` tokens; the first ones capture and warm up.
+fn steps<T>(
+    a: &Arguments,
+    engine: &Arc<engine::Engine>,
+    batch: usize,
+    mut step: impl FnMut(&mut [i32]) -> metrale::error::Result<T>,
+) -> metrale::error::Result<Steps> {
+    let (mut tokens, mut times, mut host) = (vec![0; batch], Vec::new(), Vec::new());
+    for index in 0..a.steps + 8 {
+        let waited = engine.device_waited()?;
+        let started = Instant::now();
+        step(&mut tokens)?;
+        let spent = started.elapsed().as_secs_f64();
+        if index >= 8 {
+            times.push(spent);
+            host.push((spent - (engine.device_waited()? - waited).as_secs_f64()).max(0.0) * 1e6);
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    host.sort_by(f64::total_cmp);
+    Ok(Steps { median: times[times.len() / 2], best: times[0], host })
 }
 
 /// A line for each kernel that takes a hundredth or more.

@@ -2,6 +2,7 @@
 //
 // Scores travel as numbers that order like them: higher ones are better, 0 is no candidate, and what is not a number is the least.
 #include "common/records.cuh"
+#include "common/select.cuh"
 
 struct IndexArgs {
     // `weights` is not connected for 1; `blocks` where every visible key is a candidate.
@@ -22,11 +23,6 @@ struct IndexArgs {
 
 static const u32 INDEX_KEYS = 32, INDEX_HEADS = 16;
 
-DEVICE u32 ordered(float score) {
-    u32 bits = bits_of(score + 0.0f);
-    if (is_nan(score)) return 0x007fffff;
-    return bits & 0x80000000 ? ~bits : bits | 0x80000000;
-}
 // Keys that a row may meet, and how many candidates its numbers are about.
 DEVICE u32 visible_of(const IndexArgs& a, u32 row) { return (a.batch->positions[row] + 1) / a.keys.every; }
 DEVICE u32 candidates_of(const IndexArgs& a, u32 visible) { return a.blocks.data ? least(a.blocks.width, over_up(visible, a.block)) * a.block : visible; }
@@ -111,60 +107,18 @@ KERNEL_OF(128, index_best, IndexArgs) {
 // Grid: (rows): the best `top_k` of a row's numbers, found by their bits from the top, written in order.
 KERNEL_OF(256, index_select, IndexArgs) {
     begin();
-    SHARED u32 count[256];
-    SHARED u32 scratch[33];
-    SHARED u32 found[2];
+    SHARED Selection selection;
     u32 row = a.first_row + blockIdx.x;
     if (row >= *a.q.rows) return;
     u32 visible = visible_of(a, row), n = a.whole_blocks ? over_up(visible, a.block) : candidates_of(a, visible);
     const u32* values = a.values + (u64)blockIdx.x * (a.stride + a.best_stride) + (a.whole_blocks ? a.stride : 0);
     float* y = row_at(a.y, row);
-    u32 valid = 0, total;
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) valid += values[i] != 0;
-    block_before(valid, scratch, valid);
-    // All above `limit` are kept, and the first `equal` of those that are the same.
-    u32 limit = 0, equal = 0;
-    if (valid > a.top_k) {
-        u32 wanted = a.top_k, mask = 0;
-        for (u32 shift = 32; shift > 0; shift -= 8) {
-            count[threadIdx.x] = 0;
-            barrier();
-            for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-                u32 v = values[i];
-                if (v && (v & mask) == limit) atomic_add(&count[v >> (shift - 8) & 255], 1);
-            }
-            barrier();
-            // Highest first.
-            u32 bucket = 255 - threadIdx.x, here = count[bucket];
-            u32 higher = block_before(here, scratch, total);
-            if (higher < wanted && wanted <= higher + here) found[0] = bucket, found[1] = wanted - higher;
-            barrier();
-            limit |= found[0] << (shift - 8), mask |= 255u << (shift - 8), wanted = found[1];
-        }
-        equal = wanted;
-    }
-    u32 every = a.positions ? a.keys.every : 1, kept = 0, same = 0;
-    for (u32 start = 0; start < n; start += blockDim.x * 4) {
-        u32 first = start + threadIdx.x * 4, sum = 0;
-        u32 v[4];
-        // Counts of both kinds in halves of a word.
-        for (u32 i = 0; i < 4; i++) {
-            v[i] = first + i < n ? values[first + i] : 0;
-            sum += v[i] > limit ? 1 : v[i] && v[i] == limit ? 1u << 16 : 0;
-        }
-        u32 before = block_before(sum, scratch, total);
-        u32 above = kept + (before & 0xffff), alike = same + (before >> 16);
-        for (u32 i = 0; i < 4; i++) {
-            bool tie = v[i] && v[i] == limit;
-            if (v[i] > limit || (tie && alike < equal)) {
-                u32 rank = above + least(alike, equal), key = a.whole_blocks ? first + i : key_of(a, row, first + i);
-                for (u32 e = 0; e < every; e++) y[rank * every + e] = (float)(key * every + e);
-            }
-            above += v[i] > limit, alike += tie;
-        }
-        kept += total & 0xffff, same += total >> 16;
-    }
-    kept = (kept + least(same, equal)) * every;
+    u32 every = a.positions ? a.keys.every : 1;
+    auto put = [&](u32 rank, u32 i) {
+        u32 key = a.whole_blocks ? i : key_of(a, row, i);
+        for (u32 e = 0; e < every; e++) y[rank * every + e] = (float)(key * every + e);
+    };
+    u32 kept = select_best(n, a.top_k, selection, [&](u32 i) { return values[i]; }, put) * every;
     // Positions after the last complete group, then nothing.
     u32 end = a.batch->positions[row] + 1, open = a.positions ? end % every : 0;
     for (u32 i = kept + threadIdx.x; i < a.y.width; i += blockDim.x) y[i] = i < kept + open ? (float)(end - open + i - kept) : -1.0f;

@@ -1,15 +1,17 @@
 //! NVIDIA devices from outside: what is listed, what is refused, what a model on one shares with the same model on the processor, and what is
-//! left when one stops answering. Without a real device the tests run in a child process over the kernels on the host.
+//! left when one stops answering. Without a real device the tests run in a child process over the kernels on the host; on a real one they want
+//! `--test-threads=1`, since they count its memory.
 #![allow(unsafe_code)] // structs and strings of the C interface
 
 mod support;
 
 use metrale::abi::*;
 use metrale::backend::cuda::Device;
-use metrale::engine::{self, Chooser, Engine, Sequence, SequenceOptions, Snapshot, StepState, decode_step};
+use metrale::engine::{self, Chooser, Engine, Loader, Sequence, SequenceOptions, Snapshot, StepState, decode_step};
 use metrale::error::Kind;
 use metrale::options::{Compute, LoadOptions};
 use metrale::sampling::Sampler;
+use metrale::weights::{Access, Input};
 use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -122,6 +124,35 @@ fn tokens_and_snapshots_pass_between_processor_and_device() {
         let mut s = sequence(&engines[to]);
         s.restore(&Snapshot::from_bytes(&engines[to], &runs[from].1).unwrap()).unwrap();
         assert_eq!(greedy(&mut s, 4), runs[0].0[4..], "from {from} to {to}");
+    }
+}
+
+/// Weights go to a device in pieces, as many as the host lets a load take: panels of floats, of codes, and of experts.
+#[test]
+fn a_load_in_slices_is_the_same_model() {
+    if !is_child("a_load_in_slices_is_the_same_model", &[]) {
+        return;
+    }
+    for name in ["llama", "mixtral", "gpt_oss-mxfp4", "llama-gguf-q4_k"] {
+        let path = fixtures().join(name);
+        let (golden, here) = (Golden::read(&path), engine::load(&path, &options(0), None).unwrap());
+        for most in [1, 5000, usize::MAX] {
+            let mut loader = Loader::new(Input::path(&path, Access::Map).unwrap(), &options(1));
+            let mut sums = (0, 0);
+            let engine = loop {
+                if let Some(engine) = loader.step(most).unwrap() {
+                    break engine;
+                }
+                let p = loader.progress();
+                assert!(p.phase != "weights" || (p.done_bytes >= sums.0 && p.done_bytes <= p.total_bytes), "{name}: {p:?} after {sums:?}");
+                sums = if p.phase == "weights" { (p.done_bytes, sums.1 + 1) } else { sums };
+            };
+            assert!(sums.1 > 0 && (most > 1 || sums.1 > 50), "{name}: {sums:?} slices");
+            assert_eq!(engine.fingerprint().unwrap(), here.fingerprint().unwrap(), "{name}");
+            let mut s = sequence(&engine);
+            s.prefill(&golden.prompt).unwrap();
+            assert_eq!(greedy(&mut s, 4), golden.decode_ids[..4], "{name}");
+        }
     }
 }
 

@@ -1,11 +1,13 @@
 //! Reference checkpoints: every family's logits and greedy tokens against goldens made by an independent implementation.
 //!
-//! Walks `tests/fixtures/models` and, where it is there, `../shared/reference/models`. One line a folder.
+//! Walks `tests/fixtures/models` and, where it is there, `../shared/reference/models`. One line a folder, then a table by family and format.
 
 mod support;
 
 use metrale::engine::{self, Bodies, Engine, Sequence, SequenceOptions};
 use metrale::options::{Compute, LoadOptions};
+use metrale::weights::Checkpoint;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use support::golden::{Golden, Translation, folders};
@@ -92,10 +94,23 @@ fn check(path: &Path) -> Result<(f32, f32), String> {
     Ok((prompt, decode))
 }
 
+/// A folder's family, and the types that most of its bytes have, with the name of the scheme that they are quantised by.
+fn kind(path: &Path) -> [String; 2] {
+    let Ok(checkpoint) = Checkpoint::open(path) else { return ["unreadable".into(), String::new()] };
+    let (told, config) = (checkpoint.describe(), checkpoint.config());
+    let many = told.by_dtype.iter().filter(|(_, bytes)| bytes * 8 >= told.tensor_bytes);
+    let types: Vec<&str> = many.map(|(dtype, _)| dtype.name()).collect();
+    let scheme = config.pointer("/quantization_config/quant_method").and_then(|name| name.as_str());
+    let scheme = scheme.map(String::from).or(told.format.starts_with("GGUF").then(|| "GGUF".into()));
+    [told.model_type.unwrap_or_default(), scheme.into_iter().chain([types.join(" + ")]).collect::<Vec<_>>().join(" ")]
+}
+
 #[test]
 fn every_folder_agrees_with_its_golden() {
     let mut failures = Vec::new();
     let mut passed = 0;
+    // Folders that agree, those that do not, and the largest difference, by kind.
+    let mut table: BTreeMap<[String; 2], (usize, usize, f32)> = BTreeMap::new();
     let only = std::env::var("METRALE_ONLY").unwrap_or_default();
     for path in folders() {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -105,13 +120,19 @@ fn every_folder_agrees_with_its_golden() {
         match std::panic::catch_unwind(|| check(&path)).unwrap_or_else(|e| Err(e.downcast_ref::<String>().cloned().unwrap_or_default())) {
             Ok((prompt, decode)) => {
                 passed += 1;
+                let row = table.entry(kind(&path)).or_default();
+                *row = (row.0 + 1, row.1, row.2.max(prompt).max(decode));
                 println!("{name:<24} ok      prompt {prompt:.1e}  decode {decode:.1e}");
             }
             Err(e) => {
                 println!("{name:<24} FAILED  {e}");
+                table.entry(kind(&path)).or_default().1 += 1;
                 failures.push(name);
             }
         }
+    }
+    for ([family, format], (agree, differ, worst)) in &table {
+        println!("| `{family}` | {format} | {agree} | {differ} | {worst:.0e} |");
     }
     println!("{passed} folders agree");
     assert!(passed > 0 && failures.is_empty(), "failed: {failures:?}");

@@ -190,6 +190,9 @@ pub struct State {
     room: Mutex<Option<Buffer>>,
     /// The token of the highest logit, where the device found it.
     best: Option<i32>,
+    /// The highest logits with their tokens, where the device found them, and what probabilities are shares of; empty for none.
+    candidates: Vec<(u32, f32)>,
+    sum: f64,
     pool: Arc<StatePool>,
 }
 
@@ -210,7 +213,15 @@ const KEPT: usize = 4;
 
 impl State {
     fn new(memories: Memories, pool: &Arc<StatePool>) -> State {
-        State { memories: Some(memories), row: OnceLock::new(), room: Mutex::default(), best: None, pool: Arc::clone(pool) }
+        State {
+            memories: Some(memories),
+            row: OnceLock::new(),
+            room: Mutex::default(),
+            best: None,
+            candidates: Vec::new(),
+            sum: 0.0,
+            pool: Arc::clone(pool),
+        }
     }
 
     /// Number of all floats.
@@ -269,6 +280,7 @@ impl State {
     /// Forgets what was copied from the device: the memory is about to be written.
     fn refresh(&mut self) {
         self.best = None;
+        self.candidates.clear();
         if let Some(row) = self.row.take() {
             *self.room.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(row);
         }
@@ -347,6 +359,23 @@ impl SequenceState {
     /// Says which token of the call's row has the highest logit.
     pub fn set_next_best(&mut self, token: Option<i32>) {
         self.spare().best = token;
+    }
+
+    /// Says which logits of the call's row are the highest, in order, and the sum of e^(logit - highest) over all of it. Without memory for them
+    /// they are not kept.
+    pub fn set_next_candidates(&mut self, sum: f64, candidates: impl ExactSizeIterator<Item = (u32, f32)>) {
+        let spare = self.spare();
+        spare.candidates.clear();
+        if reserve(&mut spare.candidates, candidates.len(), "the highest logits").is_ok() {
+            spare.candidates.extend(candidates);
+            spare.sum = sum;
+        }
+    }
+
+    /// The highest logits with their tokens, in order, and the sum, where the device found them.
+    pub fn candidates(&self) -> Option<(&[(u32, f32)], f64)> {
+        let state = &self.committed;
+        (!state.candidates.is_empty()).then_some((&state.candidates, state.sum))
     }
 
     /// The token of the highest logit, the lowest of several, where the device found it.

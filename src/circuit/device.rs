@@ -16,9 +16,7 @@ use crate::backend::cuda::launch::{Args, Grid, Kernel, Launch, bytes_of};
 use crate::backend::cuda::{Block, Event, Graph, Pinned, Queue, Stream};
 use crate::ensure;
 use crate::error::{Result, reserve, vec_filled};
-use crate::ops::{
-    BATCH, Batch, BatchArgs, BatchImage, BatchPlaces, Gpu, GpuWeight, News, PAGE, Place, Rows, Segment, Value, Weight, batch_grid, upload,
-};
+use crate::ops::{BATCH, Batch, BatchArgs, BatchImage, BatchPlaces, Gpu, GpuWeight, News, PAGE, Rows, Segment, Value, batch_grid};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,9 +28,11 @@ pub struct DeviceWorkspace {
     /// The batch as kernels read it.
     batch: Block,
     scratch: Block,
-    /// Highest logits: by sequence and chunk; then by sequence, where kernels write them into the host's memory.
+    /// What is found in rows of logits, each kind for itself: by sequence and chunk; then by sequence, where kernels write into the host's memory.
     best: Block,
     found: Pinned,
+    /// Sequences that there is room for.
+    sequences: usize,
     /// The batch as it is written here, and what of it is new.
     image: BatchImage,
     host: Pinned,
@@ -60,7 +60,7 @@ struct Step {
     sequences: usize,
     positions: usize,
     sources: usize,
-    keep: Option<usize>,
+    keep: Option<Keep>,
 }
 
 /// Graphs that are kept; with more of them, all begin anew.
@@ -90,8 +90,44 @@ struct LogitsArgs {
 // SAFETY: the struct of kernels/logits.cu.
 unsafe impl Args for LogitsArgs {}
 
-/// Bytes of a `Best`.
+const CANDIDATES: Kernel = Kernel { file: "logits", name: "logits_candidates" };
+const CANDIDATES_BEST: Kernel = Kernel { file: "logits", name: "logits_candidates_best" };
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct CandidatesArgs {
+    x: crate::ops::View,
+    batch: u64,
+    parts: u64,
+    part_sums: u64,
+    part_candidates: u64,
+    best: u64,
+    sums: u64,
+    candidates: u64,
+    slots: u32,
+    chunks: u32,
+}
+
+// SAFETY: the struct of kernels/logits.cu.
+unsafe impl Args for CandidatesArgs {}
+
+/// Bytes of a `Best`, of a sum, and of a `Candidate`.
 const BEST: usize = 16;
+const SUM: usize = 8;
+const CANDIDATE: usize = 8;
+/// Candidates that a row leaves: as in kernels/logits.cu.
+const MOST_CANDIDATES: usize = 128;
+/// Bytes of what is found in a row, or in a chunk of one.
+const FOUND: usize = BEST + SUM + MOST_CANDIDATES * CANDIDATE;
+
+/// What a run keeps of its output rows, which are logits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Keep {
+    /// Floats of the recurrent slots, which rows are kept behind.
+    pub slots: usize,
+    /// Whether the highest logits of each row are found.
+    pub candidates: bool,
+}
 
 impl DeviceWorkspace {
     /// For the largest of `programs` and batches with `kv_states` key/value states, whose sequences have at most `context` positions.
@@ -109,8 +145,9 @@ impl DeviceWorkspace {
                 most(&|p| p.gpu_scratch_bytes(rounded(context), device.info().processors)),
                 "scratch of operations",
             )?,
-            best: Block::new(device, BEST * sequences * CHUNKS, "the highest logits")?,
-            found: Pinned::new(device, BEST * sequences, "the highest logits")?,
+            best: Block::new(device, FOUND * sequences * CHUNKS, "the highest logits")?,
+            found: Pinned::new(device, FOUND * sequences, "the highest logits")?,
+            sequences,
             image: BatchImage::new(places, batch.address())?,
             host: Pinned::new(device, places.bytes(), "a batch for the device")?,
             news: Pinned::new(device, BatchPlaces::NEWS_BYTES, "a batch for the device")?,
@@ -131,7 +168,7 @@ impl DeviceWorkspace {
         let (rows, sequences) = (most(&|p| p.layout().max_rows), most(&|p| p.layout().max_sequences));
         let batch = BatchPlaces::new(rows, sequences, kv_states, most_pages(context)).bytes();
         let scratch = most(&|p| p.gpu_scratch_bytes(rounded(context), processors));
-        [most(&Program::workspace_bytes), batch, BatchPlaces::NEWS_BYTES, scratch, BEST * sequences * CHUNKS]
+        [most(&Program::workspace_bytes), batch, BatchPlaces::NEWS_BYTES, scratch, FOUND * sequences * CHUNKS]
             .into_iter()
             .fold(0, usize::saturating_add)
     }
@@ -158,14 +195,14 @@ impl DeviceWorkspace {
         }
     }
 
-    /// Runs a program from where it left off; all that was queued is done when it returns. With `keep`, the number of floats of the recurrent
-    /// slots, its output rows are rows of logits, to be kept behind the sequences' slots.
+    /// Runs a program from where it left off; all that was queued is done when it returns. With `keep` its output rows are rows of logits,
+    /// which are kept.
     pub fn run(
         &mut self,
         program: &Program,
         batch: &Batch,
         weights: &[GpuWeight],
-        keep: Option<usize>,
+        keep: Option<Keep>,
         control: Control<'_>,
     ) -> Result<Outcome> {
         let ran = self.queue(program, batch, weights, keep, control);
@@ -188,7 +225,7 @@ impl DeviceWorkspace {
         program: &Program,
         batch: &Batch,
         weights: &[GpuWeight],
-        keep: Option<usize>,
+        keep: Option<Keep>,
         control: Control<'_>,
     ) -> Result<Outcome> {
         ensure!(self.values.len() >= program.workspace_bytes(), Internal, "the workspace is sized by the largest program");
@@ -251,7 +288,7 @@ impl DeviceWorkspace {
         batch: &Batch,
         weights: &[GpuWeight],
         new: bool,
-        keep: Option<usize>,
+        keep: Option<Keep>,
         control: Control<'_>,
     ) -> Result<usize> {
         let queue = self.stream.queue()?;
@@ -278,7 +315,7 @@ impl DeviceWorkspace {
         })?;
         failed?;
         match keep {
-            Some(slots) if place == program.ops().count() => self.keep(program, &gpu, slots)?,
+            Some(keep) if place == program.ops().count() => self.keep(program, &gpu, keep)?,
             _ => {}
         }
         Ok(place)
@@ -315,7 +352,7 @@ impl DeviceWorkspace {
                 self.take_up(queue)?;
                 let gpu = self.gpu(program, &widest, weights, queue);
                 program.launch(&gpu, 0, || false)?;
-                step.keep.map_or(Ok(()), |slots| self.keep(program, &gpu, slots))
+                step.keep.map_or(Ok(()), |keep| self.keep(program, &gpu, keep))
             })?;
             self.graphs.push((step, graph));
         }
@@ -324,13 +361,31 @@ impl DeviceWorkspace {
     }
 
     /// Queues what is kept of rows of logits.
-    fn keep(&self, program: &Program, gpu: &Gpu<'_>, slots: usize) -> Result<()> {
+    fn keep(&self, program: &Program, gpu: &Gpu<'_>, keep: Keep) -> Result<()> {
         let rows = gpu.rows(program.output());
+        let (x, batch, slots, chunks) = (gpu.view(program.output()), gpu.batch_at(), keep.slots as u32, CHUNKS as u32);
         let (parts, best) = (self.best.address(), self.found.address());
-        let x = gpu.view(program.output());
-        let args = LogitsArgs { x, batch: gpu.batch_at(), parts, best, slots: slots as u32, chunks: CHUNKS as u32 };
-        gpu.launch(LOGITS, Grid::new([rows, CHUNKS, 1], 256).early(), &args)?;
-        gpu.launch(LOGITS_BEST, Grid::new([rows, 1, 1], 32).early(), &args)
+        if !keep.candidates {
+            let args = LogitsArgs { x, batch, parts, best, slots, chunks };
+            gpu.launch(LOGITS, Grid::new([rows, CHUNKS, 1], 256).early(), &args)?;
+            return gpu.launch(LOGITS_BEST, Grid::new([rows, 1, 1], 32).early(), &args);
+        }
+        let [part_sums, part_candidates] = places(self.sequences * CHUNKS).map(|place| parts + place as u64);
+        let [sums, candidates] = places(self.sequences).map(|place| best + place as u64);
+        let args = CandidatesArgs { x, batch, parts, part_sums, part_candidates, best, sums, candidates, slots, chunks };
+        gpu.launch(CANDIDATES, Grid::new([rows, CHUNKS, 1], 256).early(), &args)?;
+        gpu.launch(CANDIDATES_BEST, Grid::new([rows, 1, 1], 256).early(), &args)
+    }
+
+    /// After a run that was to find them: the highest logits of a sequence's row with their tokens, in order, of several alike the lower token
+    /// first; and the sum of e^(logit - highest) over the whole row.
+    pub fn candidates(&self, sequence: usize) -> (f64, impl ExactSizeIterator<Item = (u32, f32)>) {
+        let [sums, candidates] = places(self.sequences);
+        let bytes = self.found.as_slice();
+        let sum = f64::from_ne_bytes(bytes[sums + SUM * sequence..][..SUM].try_into().expect("eight bytes"));
+        let words = bytes[candidates + CANDIDATE * MOST_CANDIDATES * sequence..][..CANDIDATE * MOST_CANDIDATES].as_chunks::<4>().0;
+        let (pairs, _) = words.as_chunks::<2>();
+        (sum, pairs.iter().map(|[value, token]| (u32::from_ne_bytes(*token), f32::from_ne_bytes(*value))))
     }
 
     /// The token of the highest logit of a sequence's row, the lowest of several; none where the row holds what is no number, or nothing else
@@ -363,6 +418,11 @@ impl DeviceWorkspace {
     }
 }
 
+/// Where sums and candidates of `count` rows, or chunks, begin, behind as many highest logits.
+fn places(count: usize) -> [usize; 2] {
+    [BEST * count, (BEST + SUM) * count]
+}
+
 /// Positions that a graph is captured for, for so many.
 fn rounded(positions: usize) -> usize {
     positions.max(FEWEST_POSITIONS).checked_next_power_of_two().unwrap_or(positions)
@@ -370,7 +430,7 @@ fn rounded(positions: usize) -> usize {
 
 impl Step {
     /// The graph for a batch, if that is one token for each of a few sequences.
-    fn of(program: &Program, batch: &Batch, keep: Option<usize>) -> Option<Step> {
+    fn of(program: &Program, batch: &Batch, keep: Option<Keep>) -> Option<Step> {
         let sequences = batch.segments.len();
         if sequences != batch.tokens.len() || sequences > FEW_ROWS {
             return None;
@@ -450,107 +510,4 @@ pub fn rehearse(program: &Program, weights: &[GpuWeight], kv_states: usize, slot
         scratch: (0, usize::MAX),
     };
     program.launch(&gpu, 0, || false).map(|_| ())
-}
-
-/// Weights on a device: one block for most of them, and staging to fill it.
-pub struct DeviceWeights {
-    stream: Arc<Stream>,
-    /// As operations see them.
-    pub weights: Vec<GpuWeight>,
-    region: Block,
-    used: usize,
-    /// What did not fit the region.
-    blocks: Vec<Block>,
-    /// Bytes on their way, with the end of the copy that used them last.
-    staging: Vec<(Pinned, Event)>,
-    turn: usize,
-}
-
-/// Every weight starts on a multiple of this.
-const ALIGN: usize = 256;
-/// Bytes that go at once.
-const STAGE: usize = 8 << 20;
-
-impl DeviceWeights {
-    /// None yet, with room for `bytes`.
-    pub fn new(stream: &Arc<Stream>, bytes: usize) -> Result<DeviceWeights> {
-        let device = stream.device();
-        Ok(DeviceWeights {
-            stream: Arc::clone(stream),
-            weights: Vec::new(),
-            region: Block::new(device, bytes, "packed weights")?,
-            used: 0,
-            blocks: Vec::new(),
-            staging: Vec::new(),
-            turn: 0,
-        })
-    }
-
-    /// Bytes of the host's memory that a load uses on the way.
-    pub const STAGING: usize = 2 * STAGE;
-
-    /// What a weight of `len` bytes takes of the room.
-    pub fn room(len: usize) -> usize {
-        len.checked_next_multiple_of(ALIGN).unwrap_or(len)
-    }
-
-    /// Puts one more.
-    pub fn push(&mut self, weight: &Weight) -> Result<()> {
-        let put = upload(weight, self)?;
-        reserve(&mut self.weights, 1, "the list of weights")?;
-        self.weights.push(put);
-        Ok(())
-    }
-
-    /// Counts one that is not put there, and that no operation there uses.
-    pub fn push_none(&mut self) -> Result<()> {
-        reserve(&mut self.weights, 1, "the list of weights")?;
-        self.weights.push(GpuWeight::Vector { data: 0, len: 0 });
-        Ok(())
-    }
-
-    /// Waits for the copies and gives up the staging.
-    pub fn finish(&mut self) -> Result<()> {
-        self.stream.synchronize()?;
-        self.staging.clear();
-        Ok(())
-    }
-}
-
-impl Place for DeviceWeights {
-    fn put(&mut self, bytes: &[u8], what: &str) -> Result<u64> {
-        let address = if bytes.len() <= self.region.len() - self.used {
-            let address = self.region.address() + self.used as u64;
-            self.used = (self.used + DeviceWeights::room(bytes.len())).min(self.region.len());
-            address
-        } else {
-            let block = Block::new(self.stream.device(), bytes.len(), what)?;
-            let address = block.address();
-            self.blocks.push(block);
-            address
-        };
-        if self.staging.is_empty() {
-            for _ in 0..2 {
-                let device = self.stream.device();
-                self.staging.push((Pinned::new(device, STAGE, "staging of weights")?, Event::new(device, false)?));
-            }
-        }
-        for (index, piece) in bytes.chunks(STAGE).enumerate() {
-            let (pinned, end) = &mut self.staging[self.turn];
-            self.turn = 1 - self.turn;
-            end.wait()?;
-            pinned.as_mut_slice()[..piece.len()].copy_from_slice(piece);
-            // SAFETY: the bytes are not touched before `end` was waited for.
-            unsafe { self.stream.write_pinned(address + (index * STAGE) as u64, pinned, 0..piece.len()) }?;
-            end.record(&self.stream)?;
-        }
-        Ok(address)
-    }
-}
-
-impl Drop for DeviceWeights {
-    fn drop(&mut self) {
-        // Copies may still read the staging.
-        let _ = self.stream.synchronize();
-    }
 }

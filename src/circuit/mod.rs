@@ -7,6 +7,7 @@
 
 mod cut;
 mod device;
+mod device_weights;
 mod dump;
 mod fuse;
 mod fuse_device;
@@ -18,7 +19,8 @@ mod split;
 mod tape;
 
 pub use cut::{Held, Parts, cut, held, stages};
-pub use device::{DeviceWeights, DeviceWorkspace, rehearse};
+pub use device::{DeviceWorkspace, Keep, rehearse};
+pub use device_weights::DeviceWeights;
 pub use dump::explain;
 pub use fuse::{RULES, Rule, fuse};
 pub use fuse_device::fuse_for_device;

@@ -2,7 +2,7 @@
 
 use super::load::Engine;
 use super::prepare::{self, Prepared, Programs};
-use super::runner::{self, Reached, Room, Shape, Work};
+use super::runner::{self, Keeping, Reached, Room, Shape, Work};
 use super::sequence::{Sequence, SequenceOptions};
 use crate::backend::cpu::pause::Control;
 use crate::circuit::{self, Circuit};
@@ -88,7 +88,7 @@ impl Engine {
             let (position, pages, state) = (sequence.len(), &sequence.pages, sequence.state.pointers(false));
             runner::fill(&mut batch, [Work { tokens: piece, position, source: sequence.source(), pages, stamp: 0, state }]);
             if bodies != Bodies::Definition || !room.run_scalar(self, &program, &batch)? {
-                room.run(self, &mut program, &batch, &mut Reached::default(), false, Control::none())?;
+                room.run(self, &mut program, &batch, &mut Reached::default(), Keeping::Nothing, Control::none())?;
             }
             sequence.state.commit(Some(position));
             sequence.tokens.extend_from_slice(piece);
@@ -118,7 +118,7 @@ impl Engine {
         let work = Work { tokens: source, position: 0, source: source.len(), pages: &pages, stamp: 0, state: StatePointers::none() };
         runner::fill(&mut batch, [work]);
         if bodies != Bodies::Definition || !room.run_scalar(self, &program, &batch)? {
-            room.run(self, &mut program, &batch, &mut Reached::default(), false, Control::none())?;
+            room.run(self, &mut program, &batch, &mut Reached::default(), Keeping::Nothing, Control::none())?;
         }
         let captured = |value: &Value| {
             let mut rows = Vec::new();

@@ -5,7 +5,7 @@
 //! is sought by halves; where recurrent states are gone the newest token has to do, whose own state has carried the fault into the
 //! same layer. This takes some steps of one token, beyond any budget.
 
-use super::runner::{self, Reached, Room, Work};
+use super::runner::{self, Keeping, Reached, Room, Work};
 use super::sequence::Sequence;
 use crate::backend::cpu::pause::Control;
 use crate::circuit::Segments;
@@ -80,7 +80,7 @@ impl<'a> Probe<'a> {
         copy.state.begin()?;
         let (source, pages, state) = (copy.source(), &copy.pages, copy.state.pointers(false));
         runner::fill(&mut self.batch, [Work { tokens, position, source, pages, stamp: 0, state }]);
-        self.room.run(engine, &mut self.program, &self.batch, &mut Reached::default(), false, Control::none())?;
+        self.room.run(engine, &mut self.program, &self.batch, &mut Reached::default(), Keeping::Nothing, Control::none())?;
         for (index, (value, _)) in self.watched.iter().enumerate() {
             self.room.read(&self.program, &self.batch, *value, &mut self.row)?;
             if self.row.iter().any(|x| !x.is_finite()) {

@@ -6,6 +6,7 @@ use crate::error::{Result, reserve};
 use crate::ops::{PAGE, Weight};
 use crate::weights::WeightSpec;
 use std::fmt::{Display, Formatter};
+use std::ops::Range;
 
 /// Tells models apart, and ways of loading one that change what its states mean. No protection against somebody who wants two to agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,9 @@ impl Engine {
 pub(super) struct Maker {
     sums: Sums,
     row: Vec<f32>,
+    /// Rows of the weight that passes, and how many of those that are looked at have passed.
+    all: usize,
+    passed: usize,
 }
 
 impl Maker {
@@ -51,21 +55,36 @@ impl Maker {
         let mut sums = Sums::default();
         let shapes = format!("{} {:?} {PAGE} {:?} {:?}", prepared.model_type, prepared.compute, declared.kv, declared.slots);
         sums.add(shapes.as_bytes());
-        Maker { sums, row: Vec::new() }
+        Maker { sums, row: Vec::new(), all: 0, passed: 0 }
     }
 
     /// Adds rows of a weight.
     pub fn add(&mut self, spec: &WeightSpec, weight: &Weight) -> Result<()> {
+        self.begin(spec)?;
+        self.pass(0..self.all, |row, out| weight.decode_row(row, out))
+    }
+
+    /// The next weight, whose rows then pass in their order.
+    pub fn begin(&mut self, spec: &WeightSpec) -> Result<()> {
         let WeightSpec { name, rows, cols, .. } = spec;
-        let (sums, row) = (&mut self.sums, &mut self.row);
-        sums.add(format!("{name} {rows} {cols} {}", spec.experts()).as_bytes());
-        row.clear();
-        reserve(row, *cols, "a row of a weight")?;
-        row.resize(*cols, 0.0f32);
-        let all = rows * spec.experts();
-        for i in 0..all.min(ROWS) {
-            weight.decode_row(if all <= ROWS { i } else { i * (all - 1) / (ROWS - 1) }, row)?;
-            row.iter().for_each(|v| sums.word(u64::from(v.to_bits())));
+        self.sums.add(format!("{name} {rows} {cols} {}", spec.experts()).as_bytes());
+        self.row.clear();
+        reserve(&mut self.row, *cols, "a row of a weight")?;
+        self.row.resize(*cols, 0.0f32);
+        (self.all, self.passed) = (rows * spec.experts(), 0);
+        Ok(())
+    }
+
+    /// Adds those of the next rows that are looked at; `decode` writes one.
+    pub fn pass(&mut self, rows: Range<usize>, decode: impl Fn(usize, &mut [f32]) -> Result<()>) -> Result<()> {
+        while self.passed < self.all.min(ROWS) {
+            let row = if self.all <= ROWS { self.passed } else { self.passed * (self.all - 1) / (ROWS - 1) };
+            if row >= rows.end {
+                break;
+            }
+            decode(row, &mut self.row)?;
+            self.row.iter().for_each(|v| self.sums.word(u64::from(v.to_bits())));
+            self.passed += 1;
         }
         Ok(())
     }

@@ -15,6 +15,11 @@ use std::time::Instant;
 
 /// Appends one token to each sequence and computes their rows together. On error all sequences are as before.
 pub fn forward(sequences: &mut [&mut Sequence], tokens: &[i32]) -> Result<()> {
+    forward_for(sequences, tokens, false)
+}
+
+/// As [`forward`]; with `draws`, tokens will be drawn from the rows, so that a device hands out their highest logits.
+pub(super) fn forward_for(sequences: &mut [&mut Sequence], tokens: &[i32], draws: bool) -> Result<()> {
     ensure!(sequences.len() == tokens.len(), InvalidArgument, "{} sequences and {} tokens", sequences.len(), tokens.len());
     let Some(first) = sequences.first() else { return Ok(()) };
     let engine = Arc::clone(first.engine());
@@ -24,12 +29,16 @@ pub fn forward(sequences: &mut [&mut Sequence], tokens: &[i32]) -> Result<()> {
         );
     }
     sequences.iter_mut().for_each(|s| s.begin_call());
-    append(&engine, sequences, tokens, true)
+    append_for(&engine, sequences, tokens, true, draws)
 }
 
 /// Appends tokens, chosen or read, to sequences of one engine, the same number to each, unless the call that began on one of them
 /// ([`Sequence::begin_call`]) is cancelled; all or nothing.
 pub(super) fn append(engine: &Engine, sequences: &mut [&mut Sequence], tokens: &[i32], chosen: bool) -> Result<()> {
+    append_for(engine, sequences, tokens, chosen, false)
+}
+
+fn append_for(engine: &Engine, sequences: &mut [&mut Sequence], tokens: &[i32], chosen: bool, draws: bool) -> Result<()> {
     let each = tokens.len() / sequences.len().max(1);
     if each == 0 {
         return Ok(());
@@ -39,7 +48,7 @@ pub(super) fn append(engine: &Engine, sequences: &mut [&mut Sequence], tokens: &
     }
     let started = Instant::now();
     sequences.iter_mut().for_each(|sequence| sequence.note_before());
-    let done = run(engine, sequences, tokens, each);
+    let done = run(engine, sequences, tokens, each, draws);
     let spent = started.elapsed();
     for sequence in sequences {
         let Before { len, exact, counters, .. } = sequence.before;
@@ -127,7 +136,7 @@ impl Engine {
 }
 
 /// Appends `each` tokens to every sequence; sequences grow as slices succeed. Allocates nothing here.
-fn run(engine: &Engine, sequences: &mut [&mut Sequence], tokens: &[i32], each: usize) -> Result<()> {
+fn run(engine: &Engine, sequences: &mut [&mut Sequence], tokens: &[i32], each: usize, draws: bool) -> Result<()> {
     let (most_sequences, most_rows) = (engine.shapes().most_sequences(), engine.shapes().most_rows());
     for (group, tokens) in sequences.chunks_mut(most_sequences).zip(tokens.chunks(most_sequences.saturating_mul(each))) {
         let mut done = [0usize; MOST_SEQUENCES];
@@ -152,6 +161,7 @@ fn run(engine: &Engine, sequences: &mut [&mut Sequence], tokens: &[i32], each: u
             let piece = |index: usize| &tokens[index * each + done[index]..][..counts[index]];
             let cancelled = || group.iter().any(|sequence| sequence.is_call_cancelled());
             let mut runner = runner(engine, &cancelled)?;
+            runner.expect_draws(draws);
             runner.set(group.iter().enumerate().filter(|(index, _)| counts[*index] > 0).map(|(index, sequence)| Work {
                 tokens: piece(index),
                 position: sequence.len(),

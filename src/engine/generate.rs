@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::Sequence;
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
-use crate::sampling::{self, Constraint, Sampler};
+use crate::sampling::{self, Constraint, Sampler, Shortlist};
 
 /// How a sequence's next token is chosen, and what is remembered about it.
 pub struct Chooser {
@@ -39,14 +39,46 @@ impl Chooser {
 
     /// A token for the row after the tokens of `sequence`. A call that fails changes nothing.
     pub(super) fn choose(&mut self, sequence: &Sequence) -> Result<i32> {
-        // A device has found the highest logit already, and the row stays there.
-        if let (Some(best), None, false) = (sequence.state.best(), &self.constraint, self.record_logprob)
-            && let Some(token) = self.sampler.take_highest(best)
+        // What a device has found is often enough, and the row stays there.
+        if self.constraint.is_none()
+            && let Some(token) = self.choose_found(sequence).map_err(|e| sequence.located(e))?
         {
-            self.before_logprob = self.last_logprob;
             return Ok(token);
         }
         self.choose_from(sequence, sequence.logits()?).map_err(|e| sequence.located(e))
+    }
+
+    /// Whether it would draw from the highest logits alone.
+    pub(super) fn draws(&self) -> bool {
+        self.constraint.is_none() && (self.sampler.draws_from_the_highest() || (self.record_logprob && self.sampler.takes_the_highest()))
+    }
+
+    /// As `choose`, from what a device has found in the row; `None`, and nothing changed, where the row itself is needed.
+    fn choose_found(&mut self, sequence: &Sequence) -> Result<Option<i32>> {
+        let Some(best) = sequence.state.best() else { return Ok(None) };
+        let vocab = sequence.engine().info().vocab;
+        let list = sequence.state.candidates().and_then(|(tokens, sum)| Shortlist::new(tokens, sum, vocab));
+        let token = match (self.sampler.take_highest(best), &list) {
+            (Some(token), _) => token,
+            (None, Some(list)) => match self.sampler.sample_from(list, sequence.tokens())? {
+                Some(token) => token,
+                None => return Ok(None),
+            },
+            (None, None) => return Ok(None),
+        };
+        let mut logprob = None;
+        if self.record_logprob {
+            logprob = list.and_then(|list| list.logprob(token));
+            if logprob.is_none() {
+                self.sampler.undo();
+                return Ok(None);
+            }
+        }
+        self.before_logprob = self.last_logprob;
+        if logprob.is_some() {
+            self.last_logprob = logprob;
+        }
+        Ok(Some(token))
     }
 
     fn choose_from(&mut self, sequence: &Sequence, row: &[f32]) -> Result<i32> {
@@ -99,7 +131,8 @@ pub fn decode_step(sequences: &mut [&mut Sequence], choosers: &mut [&mut Chooser
             }
         }
     }
-    if let Err(e) = super::forward(sequences, tokens) {
+    let draws = choosers.iter().any(|chooser| chooser.draws());
+    if let Err(e) = super::forward::forward_for(sequences, tokens, draws) {
         choosers.iter_mut().for_each(|c| c.undo());
         return Err(e);
     }

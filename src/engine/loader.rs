@@ -4,27 +4,23 @@
 //! frees everything. Headers and each program are made in one piece.
 
 use super::cost::Cost;
-use super::fingerprint::Maker;
 use super::info::Info;
 use super::load::{Engine, OnDevice};
 use super::making::{Making, Room};
 use super::pack::{self, Supply};
-use super::placement::{Keep, Location};
 use super::plan::Plan;
 use super::prefix::Prefixes;
 use super::preflight;
 use super::prepare::{Prepared, Programs};
 use super::runner::Runner;
 use super::scheduler::Stepper;
-use super::stored;
+use super::sending::Sending;
 use super::synthetic::Random;
 use super::vocabulary;
 use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd;
-use crate::backend::cuda::{Device, Stream};
 use crate::cache::{Home, PagePool, StatePool};
-use crate::circuit::DeviceWeights;
 use crate::error::{Kind, Result, ensure_memory, vec_with_capacity};
 use crate::ops::{ExpertCache, Weight};
 use crate::options::{Compute, LoadOptions};
@@ -32,7 +28,7 @@ use crate::runtime::{self, Class, Level};
 use crate::text::Tokenizer;
 use crate::text::own_stack::Beside;
 use crate::text::turns::Turns;
-use crate::weights::{Checkpoint, Input, Reading, Role, Source, WeightSpec};
+use crate::weights::{Checkpoint, Input, Reading, Source, WeightSpec};
 use crate::{bail, ensure};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -106,49 +102,15 @@ struct Weights {
     experts: Arc<ExpertCache>,
     /// All matrices that stay.
     region: Arc<Region>,
-    /// Those that go to a device are packed one by one, each in memory of its own.
+    /// Those that go to a device too are packed one by one, each in memory of its own.
     none: Arc<Region>,
     weights: Vec<Weight>,
     /// Where they go, if that is not the host's memory.
-    device: Option<Putting>,
+    device: Option<Sending>,
     programs: Programs,
     /// Bytes of finished weights.
     done: u64,
     making: Making,
-}
-
-/// A device that weights go to, with the fingerprint that they make as they pass.
-struct Putting {
-    stream: Arc<Stream>,
-    weights: DeviceWeights,
-    fingerprint: Maker,
-}
-
-impl Putting {
-    fn new(device: &Arc<Device>, prepared: &Prepared, plan: &Plan) -> Result<Putting> {
-        let stream = Arc::new(Stream::new(device, prepared.options.low_priority)?);
-        let weights = DeviceWeights::new(&stream, usize::try_from(plan.device.weights).unwrap_or(usize::MAX))?;
-        Ok(Putting { stream, weights, fingerprint: Maker::new(prepared) })
-    }
-
-    /// Puts a weight there if it belongs there; what of it stays here.
-    fn put(&mut self, supply: &Supply, spec: &WeightSpec, place: Location, weight: Weight) -> Result<Weight> {
-        // The fingerprint is that of the same model on the processor, which does not pack these.
-        match (spec.role, supply) {
-            (Role::Rows, Supply::Checkpoint(_)) => self.fingerprint.add(spec, &pack::read(supply, spec)?)?,
-            _ => self.fingerprint.add(spec, &weight)?,
-        }
-        if !place.device {
-            self.weights.push_none()?;
-            return Ok(weight);
-        }
-        self.weights.push(&weight)?;
-        match (place.host, &spec.source) {
-            (Keep::Rows, Source::Tensors(parts)) => stored::rows(supply, parts, spec.cols),
-            (Keep::Nothing, _) => Ok(Weight::OnDevice(weight.bytes())),
-            _ => Ok(weight),
-        }
-    }
 }
 
 impl Loader {
@@ -237,7 +199,7 @@ impl Loader {
             }
             Stage::Weights(mut weights, words) => {
                 let all = weights.step(most)?;
-                self.progress.done_bytes = (weights.done + weights.making.bytes()).min(weights.planned());
+                self.progress.done_bytes = (weights.done + weights.under_way()).min(weights.planned());
                 if all { Stage::Finish(weights, words) } else { Stage::Weights(weights, words) }
             }
             Stage::Finish(weights, words) => {
@@ -286,7 +248,7 @@ impl Weights {
         };
         let weights = vec_with_capacity(prepared.declarations.weights.len(), "the list of weights")?;
         let experts = Arc::new(ExpertCache::new(prepared.expert_budget.unwrap_or(0)));
-        let device = prepared.device.as_ref().map(|device| Putting::new(device, &prepared, &plan)).transpose()?;
+        let device = prepared.device.as_ref().map(|device| Sending::new(device, &prepared, &plan)).transpose()?;
         let region = Region::new(Class::Weights, prepared.region_bytes()?, "packed weights")?;
         let none = Region::new(Class::Weights, 0, "packed weights")?;
         Ok(Weights { prepared, plan, pool, supply, experts, region, none, weights, device, programs, done: 0, making: Making::default() })
@@ -301,6 +263,11 @@ impl Weights {
         }
     }
 
+    /// Bytes that are made of the next weight.
+    fn under_way(&self) -> u64 {
+        self.making.bytes() + self.device.as_ref().map_or(0, Sending::bytes)
+    }
+
     /// Makes about `most` bytes more of one weight. Whether all weights are there.
     fn step(&mut self, most: usize) -> Result<bool> {
         let (prepared, index) = (&self.prepared, self.weights.len());
@@ -311,15 +278,20 @@ impl Weights {
             return Ok(self.weights.len() == prepared.declarations.weights.len());
         }
         let place = prepared.placement.weights[index];
-        let region = if place.device { &self.none } else { &self.region };
-        let room = Room { pool: &self.pool, region, packs_rows: place.device };
-        if let Some(weight) = self.making.step(&self.supply, spec, layouts, &room, most)? {
+        let made = match &mut self.device {
+            Some(device) if Sending::packs(spec, layouts, place) => device.step(&self.supply, (spec, layouts, place), &self.pool, most)?,
+            device => {
+                let region = if place.device { &self.none } else { &self.region };
+                let room = Room { pool: &self.pool, region, packs_rows: place.device };
+                match (self.making.step(&self.supply, spec, layouts, &room, most)?, device) {
+                    (Some(weight), Some(device)) => Some((weight.bytes(), device.put(&self.supply, spec, place, weight)?)),
+                    (made, _) => made.map(|weight| (weight.bytes(), weight)),
+                }
+            }
+        };
+        if let Some((bytes, weight)) = made {
             self.making = Making::default();
-            self.done += weight.bytes() as u64;
-            let weight = match &mut self.device {
-                Some(device) => device.put(&self.supply, spec, place, weight)?,
-                None => weight,
-            };
+            self.done += bytes as u64;
             self.weights.push(weight);
             if prepared.packs(index) {
                 let give_back = |index, count| spec.parts().for_each(|part| prepared.checkpoint.release_share(&part.tensor, index, count));
@@ -333,9 +305,9 @@ impl Weights {
     fn finish(self: Box<Self>, tokenizer: Result<Arc<Tokenizer>>, end_tokens: Vec<i32>) -> Result<Arc<Engine>> {
         let Weights { prepared, plan, pool, weights, experts, programs, device, .. } = *self;
         let (device, fingerprint) = match device {
-            Some(Putting { stream, mut weights, fingerprint }) => {
-                weights.finish()?;
-                (Some(OnDevice { stream, weights }), OnceLock::from(fingerprint.end()))
+            Some(device) => {
+                let (stream, weights, fingerprint) = device.finish()?;
+                (Some(OnDevice { stream, weights }), OnceLock::from(fingerprint))
             }
             None => (None, OnceLock::new()),
         };

@@ -31,6 +31,7 @@ mod prepare;
 mod queue;
 mod runner;
 mod scheduler;
+mod sending;
 mod sequence;
 mod shift;
 mod snapshot;

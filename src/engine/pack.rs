@@ -71,9 +71,66 @@ fn vector(supply: &Supply, parts: &[Part], add: f32) -> Result<Vec<f32>> {
     Ok(out)
 }
 
-/// One tensor on its way into panels, some of them at a time.
+/// One tensor on its way into panels in memory, some of them at a time.
 pub(super) struct Packing {
     packed: Packed,
+    filling: Filling,
+    /// Shares of the tensor's bytes that went back to the system.
+    given_back: usize,
+}
+
+impl Packing {
+    /// Finds the tensor and makes room, in `region` where that has some left.
+    pub fn new(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool, region: &Arc<Region>) -> Result<Packing> {
+        let packed = Packed::new_in(layout, part.rows, cols, Some(region))?;
+        Ok(Packing { packed, filling: Filling::new(supply, part, cols, layout, pool)?, given_back: 0 })
+    }
+
+    /// Whether every panel is full.
+    pub fn is_done(&self) -> bool {
+        self.filling.is_done()
+    }
+
+    /// Bytes of full panels.
+    pub fn bytes(&self) -> u64 {
+        self.filling.bytes()
+    }
+
+    /// The matrix, once it is done.
+    pub fn finish(self) -> Packed {
+        self.packed
+    }
+
+    /// Fills panels of about `most` bytes, at least one.
+    pub fn step(&mut self, supply: &Supply, most: usize, pool: &Pool) -> Result<()> {
+        let (first, count) = (self.filling.panels, (most / self.packed.panel_bytes().max(1)).max(1));
+        self.filling.step(supply, self.packed.panels_mut().skip(first).take(count), pool)?;
+        self.give_back(supply, pool)
+    }
+
+    /// Gives back what was read of a large tensor, which would else be in memory twice by its end.
+    fn give_back(&mut self, supply: &Supply, pool: &Pool) -> Result<()> {
+        let (part, shares) = (&self.filling.part, self.packed.data().len() / SHARE);
+        let (Supply::Checkpoint(checkpoint), Pick::Whole, 2..) = (supply, part.pick, shares) else { return Ok(()) };
+        let read = (self.filling.rows() as u128 * shares as u128 / part.rows.max(1) as u128) as usize;
+        let (first, counter) = (self.given_back, AtomicUsize::new(0));
+        self.given_back = read.max(first);
+        pool.run(&|worker| {
+            worker.each(&counter, self.given_back - first, 1, |range| {
+                range.for_each(|share| checkpoint.release_share(&part.tensor, first + share, shares));
+            });
+        })
+    }
+}
+
+/// Bytes of panels whose rows of the tensor go back to the system together.
+const SHARE: usize = 4 << 20;
+
+/// A tensor whose panels are filled one after the other, wherever they lie.
+pub(super) struct Filling {
+    layout: Layout,
+    cols: usize,
+    panel_bytes: usize,
     /// Where the values are; `None` for random ones.
     tensor: Option<Stored>,
     /// The part as it reads the tensor.
@@ -82,17 +139,11 @@ pub(super) struct Packing {
     columns: Option<Vec<f32>>,
     /// Panels that are full.
     panels: usize,
-    /// Shares of the tensor's bytes that went back to the system.
-    given_back: usize,
 }
 
-/// Bytes of panels whose rows of the tensor go back to the system together.
-const SHARE: usize = 4 << 20;
-
-impl Packing {
-    /// Finds the tensor and makes room, in `region` where that has some left.
-    pub fn new(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool, region: &Arc<Region>) -> Result<Packing> {
-        let packed = Packed::new_in(layout, part.rows, cols, Some(region))?;
+impl Filling {
+    /// Finds the tensor.
+    pub fn new(supply: &Supply, part: &Part, cols: usize, layout: Layout, pool: &Pool) -> Result<Filling> {
         let tensor = match supply {
             Supply::Checkpoint(checkpoint) => Some(find(checkpoint, &part.tensor)?),
             Supply::Random(_) => None,
@@ -104,7 +155,8 @@ impl Packing {
             }
             _ => None,
         };
-        Ok(Packing { packed, tensor, part, columns, panels: 0, given_back: 0 })
+        let panel_bytes = layout.panel_bytes(cols).unwrap_or(0);
+        Ok(Filling { layout, cols, panel_bytes, tensor, part, columns, panels: 0 })
     }
 
     /// Whether every panel is full.
@@ -112,27 +164,28 @@ impl Packing {
         self.panels * LANES >= self.part.rows
     }
 
+    /// Rows whose panels are full.
+    pub fn rows(&self) -> usize {
+        (self.panels * LANES).min(self.part.rows)
+    }
+
     /// Bytes of full panels.
     pub fn bytes(&self) -> u64 {
-        (self.panels * self.packed.panel_bytes()) as u64
+        (self.panels * self.panel_bytes) as u64
     }
 
-    /// The matrix, once it is done.
-    pub fn finish(self) -> Packed {
-        self.packed
-    }
-
-    /// Fills panels of about `most` bytes, at least one, shared among the pool's workers.
-    pub fn step(&mut self, supply: &Supply, most: usize, pool: &Pool) -> Result<()> {
-        let (layout, cols, first) = (self.packed.layout(), self.packed.cols(), self.panels);
-        let count = (most / self.packed.panel_bytes().max(1)).max(1);
+    /// Fills the next panels, shared among the pool's workers: as many as are given and left.
+    pub fn step<'a>(&mut self, supply: &Supply, panels: impl Iterator<Item = &'a mut [u8]>, pool: &Pool) -> Result<()> {
+        let (layout, cols, first) = (self.layout, self.cols, self.panels);
         let (tensor, part, columns) = (&self.tensor, &self.part, &self.columns);
-        let panels: Vec<Mutex<&mut [u8]>> = self.packed.panels_mut().skip(first).take(count).map(Mutex::new).collect();
+        let panels: Vec<Mutex<&mut [u8]>> = panels.take(part.rows.div_ceil(LANES) - first).map(Mutex::new).collect();
         let counter = AtomicUsize::new(0);
         let failure: Mutex<Option<Error>> = Mutex::new(None);
+        // Few panels go one by one, so that every worker has some.
+        let each = (panels.len() / (4 * pool.count())).clamp(1, 4);
         pool.run(&|worker| {
             let mut scratch = Scratch::default();
-            worker.each(&counter, panels.len(), 4, |range| {
+            worker.each(&counter, panels.len(), each, |range| {
                 for place in range {
                     let index = first + place;
                     let rows = index * LANES..((index + 1) * LANES).min(part.rows);
@@ -173,24 +226,9 @@ impl Packing {
             Some(e) => Err(e),
             None => {
                 self.panels += filled;
-                self.give_back(supply, pool)
+                Ok(())
             }
         }
-    }
-
-    /// Gives back what was read of a large tensor, which would else be in memory twice by its end.
-    fn give_back(&mut self, supply: &Supply, pool: &Pool) -> Result<()> {
-        let shares = self.packed.data().len() / SHARE;
-        let (Supply::Checkpoint(checkpoint), Pick::Whole, 2..) = (supply, self.part.pick, shares) else { return Ok(()) };
-        let rows = (self.panels * LANES).min(self.part.rows);
-        let read = (rows as u128 * shares as u128 / self.part.rows.max(1) as u128) as usize;
-        let (first, counter, name) = (self.given_back, AtomicUsize::new(0), &self.part.tensor);
-        self.given_back = read.max(first);
-        pool.run(&|worker| {
-            worker.each(&counter, self.given_back - first, 1, |range| {
-                range.for_each(|share| checkpoint.release_share(name, first + share, shares));
-            });
-        })
     }
 }
 

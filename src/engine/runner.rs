@@ -4,7 +4,7 @@ use super::load::Engine;
 use crate::backend::cpu::pause::Control;
 use crate::backend::cuda::Stream;
 use crate::cache::{LayerPages, SequenceState};
-use crate::circuit::{DeviceWorkspace, Outcome, Program, Progress, Segments, Workspace};
+use crate::circuit::{DeviceWorkspace, Keep, Outcome, Program, Progress, Segments, Workspace};
 use crate::error::{Result, vec_with_capacity};
 use crate::ops::{Batch, KvPages, Segment, StatePointers, Value};
 use std::ops::Range;
@@ -80,6 +80,8 @@ pub(super) struct Runner {
     room: Room,
     batch: Batch,
     reached: Reached,
+    /// Of the batch's logits.
+    keeping: Keeping,
 }
 
 /// How far a run is.
@@ -119,14 +121,14 @@ impl Room {
         Room::new(&[program], stream, (engine.pools().len(), engine.info().context))
     }
 
-    /// Runs a program, or goes on with it. With `keep` its rows are logits, which a device then puts behind the slots of the states.
+    /// Runs a program, or goes on with it.
     pub fn run(
         &mut self,
         engine: &Engine,
         program: &mut Segments,
         batch: &Batch,
         reached: &mut Reached,
-        keep: bool,
+        keeping: Keeping,
         control: Control<'_>,
     ) -> Result<Outcome> {
         let (here, there) = program.both_mut();
@@ -143,8 +145,9 @@ impl Room {
         let (Some(there), Some(device)) = (there, &mut self.device) else {
             crate::bail!(Internal, "a program without a room to run in");
         };
-        let slots = keep.then(|| engine.states().0.layout().slot_floats(true));
-        let ran = device.run(there, batch, engine.device_weights()?, slots, control);
+        let slots = engine.states().0.layout().slot_floats(true);
+        let keep = (keeping != Keeping::Nothing).then_some(Keep { slots, candidates: keeping == Keeping::Candidates });
+        let ran = device.run(there, batch, engine.device_weights()?, keep, control);
         if !matches!(ran, Ok(Outcome::Suspended)) {
             reached.passed = false;
         }
@@ -167,6 +170,17 @@ impl Room {
             _ => crate::bail!(Internal, "a value that no part of the program makes"),
         }
     }
+}
+
+/// What a device keeps of a program's rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Keeping {
+    /// They are no logits.
+    Nothing,
+    /// The rows, behind the slots of the states, and each one's best token.
+    Logits,
+    /// And each one's highest logits.
+    Candidates,
 }
 
 /// Tokens to append to one sequence, its pages by key/value state, and its recurrent state.
@@ -206,7 +220,7 @@ impl Runner {
         };
         let all: Vec<&Segments> = programs.iter().map(|(_, p)| p).chain(&encoder).chain(&hidden).collect();
         let room = Room::new(&all, stream, sizes)?;
-        Ok(Runner { programs, encoder, hidden, room, batch, reached: Reached::default() })
+        Ok(Runner { programs, encoder, hidden, room, batch, reached: Reached::default(), keeping: Keeping::Logits })
     }
 
     /// Gives back what is kept between runs.
@@ -223,10 +237,16 @@ impl Runner {
 
     /// Begins a batch; one that was under way is forgotten.
     pub fn begin(&mut self) {
+        self.keeping = Keeping::Logits;
         self.reached = Reached::default();
         if let Some(workspace) = &mut self.room.device {
             workspace.restart();
         }
+    }
+
+    /// Whether somebody will draw from the batch's rows, so that a device finds their highest logits: the same each time until it is done.
+    pub fn expect_draws(&mut self, draws: bool) {
+        self.keeping = if draws { Keeping::Candidates } else { Keeping::Logits };
     }
 
     /// The batch that is run, or run on: the same each time until it is done. Its pages and states must stay what they are until then.
@@ -237,19 +257,19 @@ impl Runner {
     /// Runs the batch, from its start or from where it left off. Once it is done, rows of logits are read with [`Runner::logits`].
     pub fn run(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
-        self.room.run(engine, program, &self.batch, &mut self.reached, true, control)
+        self.room.run(engine, program, &self.batch, &mut self.reached, self.keeping, control)
     }
 
     /// As [`Runner::run`], for a source.
     pub fn encode(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(encoder) = &mut self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
-        self.room.run(engine, encoder, &self.batch, &mut self.reached, false, control)
+        self.room.run(engine, encoder, &self.batch, &mut self.reached, Keeping::Nothing, control)
     }
 
     /// As [`Runner::run`], to the last layer's output for every row; read with [`Runner::hidden`].
     pub fn embed(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(hidden) = &mut self.hidden else { crate::bail!(Internal, "an embedding from a runner that makes none") };
-        self.room.run(engine, hidden, &self.batch, &mut self.reached, false, control)
+        self.room.run(engine, hidden, &self.batch, &mut self.reached, Keeping::Nothing, control)
     }
 
     /// The rows that [`Runner::embed`] computed.
@@ -269,7 +289,14 @@ impl Runner {
         let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
         match (program.both(), &mut self.room) {
             // The row is there already.
-            ((_, Some(_)), Room { device: Some(workspace), .. }) => state.set_next_best(workspace.best(index)),
+            ((_, Some(_)), Room { device: Some(workspace), .. }) => {
+                let best = workspace.best(index);
+                state.set_next_best(best);
+                if best.is_some() && self.keeping == Keeping::Candidates {
+                    let (sum, candidates) = workspace.candidates(index);
+                    state.set_next_candidates(sum, candidates);
+                }
+            }
             ((Some(program), _), Room { host: Some(workspace), .. }) => {
                 if let Some(row) = state.next_logits() {
                     program.copy_output_row(workspace, &self.batch, index, row);

@@ -300,6 +300,8 @@ impl Call<'_, '_> {
     fn go(&mut self, mut slice: Slice) -> Result<Option<Slice>> {
         let rings = self.engine.alarm().rings();
         let mut at = 0;
+        let draws = slice.parts.iter().any(|part| self.choosers[part.index].draws());
+        self.stepper.runner.expect_draws(draws);
         self.stepper.runner.set(slice.parts.iter().map(|part| {
             let sequence = &self.sequences[part.index];
             let tokens = &slice.tokens[at..][..part.count];

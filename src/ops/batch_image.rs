@@ -160,9 +160,9 @@ pub enum News {
 }
 
 impl News {
-    /// Bytes of the list.
+    /// Bytes of the list, whose words are read two by two.
     pub fn list_bytes(&self) -> usize {
-        16 + if let News::Listed(count) = self { 8 * count } else { 0 }
+        16 + if let News::Listed(count) = self { 8 * count.next_multiple_of(2) } else { 0 }
     }
 }
 

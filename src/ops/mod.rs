@@ -131,7 +131,7 @@ pub use softcap::Softcap;
 pub use source_attention::SourceAttention;
 pub use stream_gate::StreamGate;
 pub use tokens::{Lookup, TokenIds};
-pub use upload::{Place, part as part_of, upload};
+pub use upload::{Place, experts_of, part as part_of, upload};
 
 /// A tensor of the circuit, by number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

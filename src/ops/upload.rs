@@ -52,9 +52,7 @@ pub fn upload(weight: &Weight, place: &mut dyn Place) -> Result<GpuWeight> {
         Weight::Matrix(matrix) => Ok(GpuWeight::Matrix(parts(matrix, place)?)),
         Weight::Experts(experts) => {
             let parts = experts.iter().map(|matrix| parts(matrix, place)).collect::<Result<Vec<_>>>()?;
-            let bytes: Vec<u8> = parts.iter().flatten().flat_map(|part| bytes_of(part).to_vec()).collect();
-            let table = place.put(&bytes, "the table of experts")?;
-            Ok(GpuWeight::Experts { parts, table })
+            experts_of(parts, place)
         }
         Weight::Vector(values) => {
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
@@ -64,6 +62,13 @@ pub fn upload(weight: &Weight, place: &mut dyn Place) -> Result<GpuWeight> {
             crate::bail!(Unsupported, "weights that stay in their file cannot be put on a device")
         }
     }
+}
+
+/// Experts whose parts are there already; puts the table of them.
+pub fn experts_of(parts: Vec<Vec<Part>>, place: &mut dyn Place) -> Result<GpuWeight> {
+    let bytes: Vec<u8> = parts.iter().flatten().flat_map(|part| bytes_of(part).to_vec()).collect();
+    let table = place.put(&bytes, "the table of experts")?;
+    Ok(GpuWeight::Experts { parts, table })
 }
 
 #[allow(unsafe_code)]

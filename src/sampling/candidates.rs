@@ -54,6 +54,22 @@ impl Candidates {
         Ok(())
     }
 
+    /// Starts from the highest logits of a row that was checked, highest first, of several alike the lower token.
+    pub fn load_highest(&mut self, tokens: &[(u32, f32)]) -> Result<()> {
+        self.items.clear();
+        reserve(&mut self.items, tokens.len())?;
+        reserve(&mut self.weights, tokens.len())?;
+        self.items.extend(tokens.iter().map(|&(id, logit)| Candidate { id, logit }));
+        self.order = Order::Descending;
+        Ok(())
+    }
+
+    /// Arranges them as they are in a row that tokens were taken out of.
+    pub fn order_by_id(&mut self) {
+        self.items.sort_unstable_by_key(|c| c.id);
+        self.order = Order::Other;
+    }
+
     /// Adds `value` to one token's logit, if the token is still there.
     pub fn add(&mut self, token: i32, value: f32) {
         let Ok(id) = u32::try_from(token) else { return };

@@ -15,6 +15,7 @@ mod logprobs;
 mod mirostat;
 mod penalty;
 mod rng;
+mod shortlist;
 mod stage;
 mod top_n_sigma;
 mod typical;
@@ -28,6 +29,7 @@ use candidates::Candidates;
 use dry::Lengths;
 use penalty::Counts;
 use rng::Rng;
+use shortlist::{Effect, Others};
 
 pub use dry::Dry;
 pub use grammar::{Constraint, Grammar, Vocabulary};
@@ -35,6 +37,7 @@ pub use greedy::argmax;
 pub use hook::{Hook, in_hook};
 pub use logprobs::{TokenLogprob, log_sum, logprob, top_logprobs};
 pub use mirostat::Mirostat;
+pub use shortlist::Shortlist;
 pub use stage::Stage;
 
 /// Turns logits into tokens. Cloning copies recipe and state, not the buffers.
@@ -162,22 +165,42 @@ impl Sampler {
     /// A call that fails leaves the state as it was.
     pub fn sample(&mut self, logits: &[f32], history: &[i32]) -> Result<i32> {
         self.before = self.state;
-        let token = match self.stages.split_first() {
-            // Nothing changes the row before its maximum is taken, nor what is left after, so the row need not be copied.
-            None => argmax(logits)? as i32,
-            Some((first, rest)) if first.is_greedy() && rest.iter().all(Stage::keeps_the_highest) => argmax(logits)? as i32,
-            Some(_) => self.run(logits, history).inspect_err(|_| self.state = self.before)?,
-        };
-        Ok(token)
+        // Nothing changes the row before its maximum is taken, nor what is left after, so the row need not be copied.
+        if self.takes_the_highest() {
+            return argmax(logits).map(|token| token as i32);
+        }
+        self.run(logits, history).inspect_err(|_| self.state = self.before)
+    }
+
+    /// Whether it takes the highest logit, whatever the row.
+    pub fn takes_the_highest(&self) -> bool {
+        match self.stages.split_first() {
+            None => true,
+            Some((first, rest)) => first.is_greedy() && rest.iter().all(Stage::keeps_the_highest),
+        }
+    }
+
+    /// Whether it may draw from the highest logits of a row, without the others.
+    pub fn draws_from_the_highest(&self) -> bool {
+        let cuts = |stage: &&Stage| !stage.is_without_cut();
+        !self.takes_the_highest() && self.stages.iter().find(cuts).is_some_and(Stage::cuts_to_the_highest)
+    }
+
+    /// As `sample`, from the highest logits of the row; `None`, and nothing changes, where others might count.
+    pub fn sample_from(&mut self, list: &Shortlist<'_>, history: &[i32]) -> Result<Option<i32>> {
+        self.before = self.state;
+        self.candidates.load_highest(list.tokens)?;
+        let others = Others::new(*list);
+        let drawn = self.through(list.vocab, history, Some(others));
+        if !matches!(drawn, Ok(Some(_))) {
+            self.state = self.before;
+        }
+        drawn
     }
 
     /// As `sample`, where it is known which token has the highest logit; `None`, and nothing changes, where the row itself is needed.
     pub fn take_highest(&mut self, token: i32) -> Option<i32> {
-        let takes = match self.stages.split_first() {
-            None => true,
-            Some((first, rest)) => first.is_greedy() && rest.iter().all(Stage::keeps_the_highest),
-        };
-        takes.then(|| {
+        self.takes_the_highest().then(|| {
             self.before = self.state;
             token
         })
@@ -193,8 +216,26 @@ impl Sampler {
 
     fn run(&mut self, logits: &[f32], history: &[i32]) -> Result<i32> {
         self.candidates.load(logits)?;
+        match self.through(logits.len(), history, None)? {
+            Some(token) => Ok(token),
+            None => bail!(Internal, "a whole row was not enough to choose from"),
+        }
+    }
+
+    /// Runs the stages over the candidates, of a vocabulary of `vocab` tokens, and draws. `others` is what is known of tokens that are missing
+    /// among them; `None` comes back where they might count.
+    fn through(&mut self, vocab: usize, history: &[i32], mut others: Option<Others<'_>>) -> Result<Option<i32>> {
         let mut seen = None;
         for stage in self.stages.iter() {
+            let effect = others.as_mut().map(|others| others.meet(stage, &mut self.candidates));
+            match effect {
+                Some(Effect::Unknown) => return Ok(None),
+                Some(Effect::Done) => {
+                    others = None;
+                    continue;
+                }
+                Some(Effect::Along | Effect::Gone | Effect::GoneIfAbove) | None => {}
+            }
             match *stage {
                 Stage::Greedy => filter::best(&mut self.candidates),
                 Stage::Temperature(_) if stage.is_greedy() => filter::best(&mut self.candidates),
@@ -204,15 +245,15 @@ impl Sampler {
                 Stage::MinP(p) => filter::min_p(&mut self.candidates, p),
                 Stage::Repetition { penalty, window } => {
                     let change = |logit: f32, _| if logit > 0.0 { logit / penalty } else { logit * penalty };
-                    self.counts.apply(&mut self.candidates, logits.len(), history, window, change)?;
+                    self.counts.apply(&mut self.candidates, vocab, history, window, change)?;
                 }
                 Stage::Presence { penalty, window } => {
                     let change = |logit: f32, _| logit - penalty;
-                    self.counts.apply(&mut self.candidates, logits.len(), history, window, change)?;
+                    self.counts.apply(&mut self.candidates, vocab, history, window, change)?;
                 }
                 Stage::Frequency { penalty, window } => {
                     let change = |logit: f32, count: u32| logit - penalty * count as f32;
-                    self.counts.apply(&mut self.candidates, logits.len(), history, window, change)?;
+                    self.counts.apply(&mut self.candidates, vocab, history, window, change)?;
                 }
                 Stage::Bias { token, value } => self.candidates.add(token, value),
                 Stage::Typical(p) => typical::typical(&mut self.candidates, p),
@@ -220,11 +261,11 @@ impl Sampler {
                 Stage::Xtc { threshold, probability } => xtc::xtc(&mut self.candidates, threshold, probability, &mut self.state.rng),
                 Stage::Dry(dry) => {
                     let breaks = |token| self.stages.contains(&Stage::DryBreaker(token));
-                    dry.apply(&mut self.candidates, logits.len(), history, breaks, &mut self.lengths, &mut self.counts)?;
+                    dry.apply(&mut self.candidates, vocab, history, breaks, &mut self.lengths, &mut self.counts)?;
                 }
                 Stage::DryBreaker(_) => {}
                 Stage::Hook => match &self.hook {
-                    Some(hook) => hook::run(&**hook, &mut self.candidates, &mut self.row, logits.len(), history)?,
+                    Some(hook) => hook::run(&**hook, &mut self.candidates, &mut self.row, vocab, history)?,
                     None => bail!(InvalidState, "the sampler has a stage for a hook, but none was set"),
                 },
                 Stage::Mirostat(mirostat) => {
@@ -232,6 +273,20 @@ impl Sampler {
                     seen = mirostat.cut(&mut self.candidates, mu).map(|seen| (mirostat, mu, seen));
                 }
             }
+            match (effect, &others) {
+                (Some(Effect::Gone), _) => {
+                    self.candidates.order_by_id();
+                    others = None;
+                }
+                (Some(Effect::GoneIfAbove), Some(known)) => match known.are_below(&self.candidates) {
+                    true => others = None,
+                    false => return Ok(None),
+                },
+                _ => {}
+            }
+        }
+        if others.is_some() {
+            return Ok(None);
         }
         let Some(drawn) = self.candidates.draw(&mut self.state.rng)? else {
             bail!(NoValidToken, "the sampler's stages leave no token: every one is ruled out by its bias")
@@ -239,7 +294,7 @@ impl Sampler {
         if let Some((mirostat, mu, seen)) = seen {
             self.state.mu = Some(mirostat.learn(mu, seen, drawn.logit).to_bits());
         }
-        Ok(drawn.id as i32)
+        Ok(Some(drawn.id as i32))
     }
 }
 

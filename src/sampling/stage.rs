@@ -82,6 +82,24 @@ impl Stage {
         self.is_greedy() || matches!(*self, Stage::Temperature(_) | Stage::TopK(_) | Stage::TopP(_) | Stage::MinP(_) | Stage::DryBreaker(_))
     }
 
+    /// Whether the stage takes no token out of the list, as far as is known without the row.
+    pub(super) fn is_without_cut(&self) -> bool {
+        match *self {
+            Stage::Temperature(_) => !self.is_greedy(),
+            Stage::TopK(k) => k == 0,
+            Stage::TopP(p) => p >= 1.0,
+            Stage::MinP(p) => p <= 0.0,
+            Stage::Repetition { .. } | Stage::Presence { .. } | Stage::Frequency { .. } => true,
+            Stage::Dry(_) | Stage::DryBreaker(_) | Stage::Bias { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the stage keeps the highest logits, few where most of the probability is in few.
+    pub(super) fn cuts_to_the_highest(&self) -> bool {
+        self.is_greedy() || matches!(*self, Stage::TopK(_) | Stage::TopP(_) | Stage::MinP(_))
+    }
+
     /// The token that the stage names.
     pub(super) fn token(&self) -> Option<i32> {
         match *self {

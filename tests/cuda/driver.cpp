@@ -43,6 +43,8 @@ static thread_local std::vector<void*> contexts;
 static std::map<Address, size_t> allocations;
 static size_t allocated;
 static u64 launches;
+// Bytes copied to the host.
+static u64 copied;
 // Kernels queued, by their stream's priority.
 static std::map<int, u64> queued;
 static bool lost;
@@ -134,7 +136,7 @@ EXPORT cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Stream* 
     return queue(stream, [=] { return memcpy((void*)to, from, bytes), OK; });
 }
 EXPORT cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, Stream* stream) {
-    return queue(stream, [=] { return memcpy(to, (const void*)from, bytes), OK; });
+    return queue(stream, [=] { return copied += bytes, memcpy(to, (const void*)from, bytes), OK; });
 }
 EXPORT cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream* stream) {
     return queue(stream, [=] { return memmove((void*)to, (const void*)from, bytes), OK; });
@@ -227,4 +229,9 @@ EXPORT cuGetErrorString(Result, const char** text) { return *text = shim::failur
 extern "C" __attribute__((visibility("default"))) u64 shim_queued(int priority) {
     std::lock_guard<std::recursive_mutex> held(lock);
     return queued[priority];
+}
+// And bytes that were copied to the host.
+extern "C" __attribute__((visibility("default"))) u64 shim_copied() {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    return copied;
 }

@@ -13,6 +13,7 @@ mod cuda;
 mod dense;
 mod device;
 mod latent;
+mod logits;
 mod recurrent;
 mod routed;
 

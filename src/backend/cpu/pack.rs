@@ -433,17 +433,24 @@ impl Packed {
         ensure!(row < self.rows, InvalidArgument, "row {row} of a matrix of {} rows", self.rows);
         ensure!(out.len() == self.cols, Internal, "a row of {} columns does not fit {} floats", self.cols, out.len());
         let panel = &self.data.as_slice()[row / LANES * self.panel_bytes..][..self.panel_bytes];
-        let lane = row % LANES;
+        self.layout.decode(panel, row % LANES, out);
+        Ok(())
+    }
+}
+
+impl Layout {
+    /// A panel's row as floats.
+    pub fn decode(self, panel: &[u8], lane: usize, out: &mut [f32]) {
         let half_at = |at: usize| u16::from_le_bytes([panel[at], panel[at + 1]]);
         let word_at = |at: usize| u32::from_le_bytes([panel[at], panel[at + 1], panel[at + 2], panel[at + 3]]);
-        match self.layout {
-            Layout::F32 => (0..self.cols).for_each(|k| out[k] = f32::from_bits(word_at(k * 4 * LANES + lane * 4))),
+        match self {
+            Layout::F32 => (0..out.len()).for_each(|k| out[k] = f32::from_bits(word_at(k * 4 * LANES + lane * 4))),
             Layout::Bf16 => {
-                (0..self.cols).for_each(|k| out[k] = bf16::from_bits(half_at(k / 2 * 4 * LANES + lane * 4 + k % 2 * 2)).to_f32())
+                (0..out.len()).for_each(|k| out[k] = bf16::from_bits(half_at(k / 2 * 4 * LANES + lane * 4 + k % 2 * 2)).to_f32())
             }
-            Layout::F16 => (0..self.cols).for_each(|k| out[k] = f16::from_bits(half_at(k * 2 * LANES + lane * 2)).to_f32()),
+            Layout::F16 => (0..out.len()).for_each(|k| out[k] = f16::from_bits(half_at(k * 2 * LANES + lane * 2)).to_f32()),
             Layout::F8 => {
-                let codes = self.cols.div_ceil(F8_RUN) * 4 * LANES;
+                let codes = out.len().div_ceil(F8_RUN) * 4 * LANES;
                 for (k, value) in out.iter_mut().enumerate() {
                     let scale = f32::from_bits(word_at((k / F8_RUN * LANES + lane) * 4));
                     *value = scale * from_e4m3(panel[codes + k / 2 * 2 * LANES + lane * 2 + k % 2]);
@@ -470,6 +477,5 @@ impl Packed {
                 }
             }
         }
-        Ok(())
     }
 }
