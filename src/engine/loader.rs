@@ -306,22 +306,23 @@ impl Weights {
         let (prepared, index) = (&self.prepared, self.weights.len());
         let Some(spec) = prepared.declarations.weights.get(index) else { return Ok(true) };
         let layouts = &prepared.layouts[index];
-        if prepared.pages(spec)? {
-            self.weights.push(pack::paged(&prepared.checkpoint, spec, layouts, &self.experts)?);
-            return Ok(self.weights.len() == prepared.declarations.weights.len());
-        }
         let place = prepared.placement.weights[index];
         let region = if place.device { &self.none } else { &self.region };
         let room = Room { pool: &self.pool, region, packs_rows: place.device };
-        if let Some(weight) = self.making.step(&self.supply, spec, layouts, &room, most)? {
+        let is_paged = prepared.pages(spec)?;
+        let made = match is_paged {
+            true => Some(pack::paged(&prepared.checkpoint, spec, layouts, &self.experts)?),
+            false => self.making.step(&self.supply, spec, layouts, &room, most)?,
+        };
+        if let Some(weight) = made {
             self.making = Making::default();
-            self.done += weight.bytes() as u64;
+            self.done += if is_paged { 0 } else { weight.bytes() as u64 };
             let weight = match &mut self.device {
                 Some(device) => device.put(&self.supply, spec, place, weight)?,
                 None => weight,
             };
             self.weights.push(weight);
-            if prepared.packs(index) {
+            if prepared.packs(index) && !is_paged {
                 let give_back = |index, count| spec.parts().for_each(|part| prepared.checkpoint.release_share(&part.tensor, index, count));
                 let (shares, counter) = (self.pool.count(), AtomicUsize::new(0));
                 self.pool.run(&|worker| worker.each(&counter, shares, 1, |range| range.for_each(|index| give_back(index, shares))))?;
