@@ -62,6 +62,9 @@ pub struct LoadOptions {
     /// Layers that the device runs: the last so many, and what follows them; the others stay on the processor. 0 takes as many as
     /// `device_bytes` hold; as many as the model has, or more, are the whole model, or an error where it does not fit.
     pub device_layers: usize,
+    /// Of the layers with experts that the device runs, the first so many whose experts stay on the processor. 0 takes as few as
+    /// `device_bytes` allow, and none where `device_layers` says a number.
+    pub host_experts: usize,
     /// On a device, other work of the process goes first.
     pub low_priority: bool,
     /// On a device, a sequence's logits have the same bits alone and in any batch, however its tokens were cut: slower. The processor always does so.

@@ -199,6 +199,7 @@ fn the_c_interface_translates() {
         kv_type: 0,
         device_bytes: 0,
         device_layers: 0,
+        host_experts: 0,
     };
     assert_eq!(metrale_load(path.as_ptr(), &load, &mut model, null_mut()), METRALE_OK);
     assert_eq!(metrale_seq_new(model, null(), &mut seq, null_mut()), METRALE_OK);

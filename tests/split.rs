@@ -1,5 +1,5 @@
-//! Models of which a device runs the last layers and the processor the others: the numbers of every cut against goldens, states that pass from
-//! cut to cut, and caps of every size against what is then taken. Without a real device the tests run in a child process over the kernels on
+//! Models of which a device runs the last layers and the processor the others, or all layers and the processor their experts: the numbers of
+//! every cut against goldens, states that pass from cut to cut, and caps of every size against what is then taken. Without a real device the tests run in a child process over the kernels on
 //! the host.
 
 mod support;
@@ -20,14 +20,35 @@ const HERE: usize = 0;
 /// On the device alone.
 const THERE: usize = usize::MAX;
 
-/// With `layers` on the device: `HERE`, `THERE`, or a number of them.
-fn options(layers: usize) -> LoadOptions {
-    let device = usize::from(layers != HERE);
-    LoadOptions { compute: Some(Compute::F32), threads: 2, context: 256, device, device_layers: layers, ..LoadOptions::default() }
+/// Layers on the device: `HERE`, `THERE`, or a number of them; and of these the first so many whose experts are not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Cut {
+    layers: usize,
+    experts: usize,
 }
 
-fn load(path: &Path, layers: usize) -> Result<Arc<Engine>, Error> {
-    engine::load(path, &options(layers), None)
+impl From<usize> for Cut {
+    fn from(layers: usize) -> Cut {
+        Cut { layers, experts: 0 }
+    }
+}
+
+impl std::fmt::Display for Cut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = |count: usize| if count == THERE { "all".to_string() } else { count.to_string() };
+        write!(f, "{} layers on the device, experts of {} not", name(self.layers), name(self.experts))
+    }
+}
+
+fn options(cut: impl Into<Cut>) -> LoadOptions {
+    let Cut { layers, experts } = cut.into();
+    let device = usize::from(layers != HERE);
+    let counts = LoadOptions { device, device_layers: layers, host_experts: experts, ..LoadOptions::default() };
+    LoadOptions { compute: Some(Compute::F32), threads: 2, context: 256, ..counts }
+}
+
+fn load(path: &Path, cut: impl Into<Cut>) -> Result<Arc<Engine>, Error> {
+    engine::load(path, &options(cut), None)
 }
 
 fn model(name: &str) -> PathBuf {
@@ -62,18 +83,29 @@ fn row(sequence: &Sequence) -> Vec<f32> {
     sequence.logits().unwrap().to_vec()
 }
 
-/// Engines of every cut that a model has, with their number of layers on the device.
-fn cuts(path: &Path) -> Vec<(usize, Arc<Engine>)> {
+/// Layers with experts.
+fn with_experts(path: &Path) -> u64 {
+    engine::plan(path, &options(Cut { layers: THERE, experts: THERE }), 1).unwrap().device.host_experts
+}
+
+/// Engines of every cut that a model has.
+fn cuts(path: &Path) -> Vec<(Cut, Arc<Engine>)> {
     let layers = load(path, HERE).unwrap().info().layers;
-    let cut = |count| match load(path, count) {
-        Ok(engine) => Some((count, engine)),
+    let mut cuts: Vec<Cut> = (1..layers).map(Cut::from).collect();
+    match with_experts(path) {
+        0 => {}
+        1 => cuts.push(Cut { layers: THERE, experts: 1 }),
+        _ => cuts.extend([(THERE, 1), (THERE, THERE), (1, THERE)].map(|(layers, experts)| Cut { layers, experts })),
+    }
+    let engine = |cut: Cut| match load(path, cut) {
+        Ok(engine) => Some((cut, engine)),
         Err(e) => {
-            assert_eq!((e.kind(), e.name()), (Kind::Unsupported, Some("device_layers")), "{}: {count} layers: {e}", path.display());
+            assert_eq!((e.kind(), e.name()), (Kind::Unsupported, Some("device_layers")), "{}: {cut}: {e}", path.display());
             println!("{}: {e}", path.display());
             None
         }
     };
-    (1..layers).filter_map(cut).collect()
+    cuts.into_iter().filter_map(engine).collect()
 }
 
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
@@ -129,11 +161,12 @@ fn every_cut_agrees_with_the_golden() {
             continue;
         }
         let (golden, here) = (Golden::read(&path), load(&path, HERE).unwrap());
-        for (layers, engine) in cuts(&path) {
-            let plan = engine.plan();
-            assert_eq!(plan.device.layers, layers as u64);
-            assert!(plan.weights > 0 && plan.device.weights > 0 && (plan.kv > 0 || plan.state > 0), "{name}: {plan:?}");
-            check(&engine, &here, &golden, &format!("{name}, {layers} layers on the device"));
+        for (cut, engine) in cuts(&path) {
+            let (plan, all) = (engine.plan(), here.info().layers);
+            assert_eq!(plan.device.layers, cut.layers.min(all) as u64, "{name}: {cut}");
+            assert!(plan.weights > 0 && plan.device.weights > 0, "{name}: {cut}: {plan:?}");
+            assert!(cut.layers >= all || plan.kv > 0 || plan.state > 0, "{name}: {cut}: {plan:?}");
+            check(&engine, &here, &golden, &format!("{name}, {cut}"));
             count += 1;
         }
     }
@@ -152,7 +185,7 @@ fn states_pass_between_all_cuts() {
     for name in MODELS {
         let prompt = Golden::read(&model(name)).prompt;
         let mut engines = vec![("here".to_string(), load(&model(name), HERE).unwrap())];
-        engines.extend(cuts(&model(name)).into_iter().map(|(layers, engine)| (format!("{layers} layers there"), engine)));
+        engines.extend(cuts(&model(name)).into_iter().map(|(cut, engine)| (cut.to_string(), engine)));
         engines.push(("there".into(), load(&model(name), THERE).unwrap()));
         assert!(engines.len() > 2, "{name}");
         let mut saved = Vec::new();
@@ -197,8 +230,8 @@ fn what_a_sequence_can_do_it_can_do_across_a_cut() {
     }
     for name in MODELS {
         let Golden { prompt, decode_ids, .. } = Golden::read(&model(name));
-        for (layers, engine) in cuts(&model(name)) {
-            let what = format!("{name}, {layers} layers on the device");
+        for (cut, engine) in cuts(&model(name)) {
+            let what = format!("{name}, {cut}");
             // Back to a mark, and a fork that goes its own way.
             let mut s = sequence(&engine);
             s.prefill(&prompt).unwrap();
@@ -214,9 +247,9 @@ fn what_a_sequence_can_do_it_can_do_across_a_cut() {
             let mut pieces = sequence(&engine);
             prompt.chunks(3).for_each(|piece| pieces.prefill(piece).unwrap());
             assert_eq!(greedy(&mut pieces, 4), decode_ids[..4], "{what}");
-            let (tokens, cut) = in_steps(&mut sequence(&engine), &prompt, Duration::from_micros(100));
+            let (tokens, short) = in_steps(&mut sequence(&engine), &prompt, Duration::from_micros(100));
             assert_eq!(tokens, decode_ids[..4], "{what}");
-            assert!(cut > 0, "{what}: a budget of 100 us was never too short");
+            assert!(short > 0, "{what}: a budget of 100 us was never too short");
             // A cancel while a step is left off: the sequence is as it was, and all can be begun again.
             let mut s = sequence(&engine);
             s.prefill(&prompt[..4]).unwrap();
@@ -241,6 +274,19 @@ fn what_a_sequence_can_do_it_can_do_across_a_cut() {
             }
         }
     }
+}
+
+#[test]
+fn experts_in_their_file_go_with_a_device() {
+    if !is_child("experts_in_their_file_go_with_a_device", &[]) {
+        return;
+    }
+    let golden = Golden::read(&model("mixtral"));
+    let engine = engine::load(&model("mixtral"), &LoadOptions { expert_bytes: Some(64 << 10), ..options(THERE) }, None).unwrap();
+    assert_eq!(engine.plan().device.host_experts, with_experts(&model("mixtral")));
+    let packed = load(&model("mixtral"), Cut { layers: THERE, experts: THERE }).unwrap();
+    assert!(engine.plan().weights < packed.plan().weights && engine.plan().device == packed.plan().device, "{:?}", engine.plan());
+    assert_eq!(greedy_after(&engine, &golden.prompt), golden.decode_ids[..4]);
 }
 
 #[test]
@@ -282,15 +328,21 @@ fn a_cap_of_any_size_is_kept_or_told() {
         assert!(whole.device.layers == layers && least.device.layers == 0 && least.device.total() < whole.device.total(), "{name}");
         let (low, high) = (least.device.total(), whole.device.total());
         // Around both ends, where one layer more fits, and evenly between.
-        let exactly: Vec<(u64, u64)> =
-            (1..layers).map(|n| (engine::plan(&path, &options(n as usize), 1).unwrap().device.total(), n)).collect();
+        // What is left on the device: layers, and experts of these.
+        let left = |plan: &engine::Plan| (plan.device.layers, plan.device.layers - plan.device.host_experts);
+        let experts = with_experts(&path) as usize;
+        let staying = (1..=experts).map(|experts| Cut { layers: THERE, experts });
+        let leaving = (1..layers as usize).map(|layers| Cut { layers, experts: if experts > 0 { THERE } else { 0 } });
+        let plans = staying.chain(leaving).filter_map(|cut| engine::plan(&path, &options(cut), 1).ok());
+        let mut exactly: Vec<(u64, (u64, u64))> = plans.map(|plan| (plan.device.total(), left(&plan))).collect();
+        exactly.sort_by_key(|(_, left)| *left);
         // The workspace of a toy may be smaller with a layer more, and what is sought by halves is then not found.
         let grows = exactly.is_sorted();
         let ends = [1, low / 2, low - 1, low, low + 1, high - 1, high, high + 1];
         let mut caps: Vec<u64> = ends.into_iter().chain((1..12).map(|i| low + (high - low) * i / 12)).collect();
         caps.extend(exactly.iter().flat_map(|(bytes, _)| [bytes - 1, *bytes]));
         caps.sort();
-        let (mut before, mut seen) = (0, Vec::new());
+        let (mut before, mut seen) = ((0, 0), Vec::new());
         for cap in caps {
             let plan = engine::plan(&path, &capped(cap), 1).unwrap();
             let taken = free();
@@ -304,10 +356,10 @@ fn a_cap_of_any_size_is_kept_or_told() {
             }
             let engine = loaded.unwrap_or_else(|e| panic!("{name}: a cap of {cap}, where {low} do: {e}"));
             assert_eq!(*engine.plan(), plan, "{name}: a cap of {cap}");
-            assert!(plan.device.total() <= cap && plan.device.layers >= before, "{name}: a cap of {cap}: {plan:?} after {before} layers");
-            before = plan.device.layers;
-            if let Some((_, layers)) = exactly.iter().find(|(bytes, _)| *bytes == cap && grows) {
-                assert_eq!(before, *layers, "{name}: a cap that holds so many layers");
+            assert!(plan.device.total() <= cap && left(&plan) >= before, "{name}: a cap of {cap}: {plan:?} after {before:?}");
+            before = left(&plan);
+            if let Some((_, most)) = exactly.iter().find(|(bytes, _)| *bytes == cap && grows) {
+                assert_eq!(before, *most, "{name}: a cap that holds so many layers and experts");
             }
             let mut s = sequence(&engine);
             s.prefill(&golden.prompt).unwrap();
@@ -323,11 +375,13 @@ fn a_cap_of_any_size_is_kept_or_told() {
                 "{name}: {taken} bytes are taken, {cap} may be, {:?} are planned",
                 plan.device
             );
-            seen.push((plan.device.layers, plan.weights > 0 && plan.device.total() < high));
+            seen.push((left(&plan), plan.weights > 0 && plan.device.total() < high));
         }
         seen.dedup();
-        println!("{name}: layers on the device as the cap grows: {seen:?}");
-        assert!(!grows || (0..=layers).all(|count| seen.iter().any(|(layers, _)| *layers == count)), "{name}: {seen:?} of {layers} layers");
+        println!("{name}: layers on the device, and with their experts, as the cap grows: {seen:?}");
+        assert!(!grows || exactly.iter().all(|(_, left)| seen.iter().any(|(found, _)| found == left)), "{name}: {seen:?} of {exactly:?}");
+        let staying = seen.iter().any(|((there, with), _)| *there == layers && with < there);
+        assert_eq!(staying, experts > 0, "{name}: experts stay before layers do");
         // Whoever wants all of the model there or nothing says so.
         let e = engine::load(&path, &LoadOptions { device_bytes: high - 1, ..options(THERE) }, None).err().unwrap();
         assert_eq!((e.kind(), e.name(), e.wanted()), (Kind::OutOfMemory, Some("device_bytes"), Some(high)), "{name}: {e}");

@@ -52,6 +52,7 @@ type LoadOptions struct {
 	Device        int            // the device that computes, as [Devices] numbers them; 0 is the processor
 	DeviceBytes   uint64         // most bytes of that device that model and one sequence may take; 0 takes what is free there
 	DeviceLayers  uint64         // the last layers that run there, [AllLayers] for all; 0 takes as many as DeviceBytes hold
+	HostExperts   uint64         // of these the first so many whose experts stay on the processor, [AllLayers] for all; 0 is as few as DeviceBytes require
 	LowPriority   bool           // on a device, other work of the process goes first
 	Deterministic bool           // on a device, the same bits alone and in any batch; slower
 	Precision     string         // types of chosen layers, such as "layers.0-3.mlp=f32,head=bf16"
@@ -83,6 +84,7 @@ func (o *LoadOptions) native() (options C.metrale_load_options, err error) {
 	options.device = C.uint32_t(o.Device)
 	options.device_bytes = C.uint64_t(o.DeviceBytes)
 	options.device_layers = C.uint64_t(o.DeviceLayers)
+	options.host_experts = C.uint64_t(o.HostExperts)
 	if o.LowPriority {
 		options.flags |= C.METRALE_LOAD_LOW_PRIORITY
 	}
@@ -168,10 +170,10 @@ type MemoryPlan struct {
 	Device                                     DevicePlan
 }
 
-// DevicePlan are the bytes on the device that computes, and the layers that run there: the last so many.
+// DevicePlan are the bytes on the device that computes, the layers that run there, the last so many, and how many of these have their experts on the processor.
 type DevicePlan struct {
 	Weights, KV, State, Scratch, Total uint64
-	Layers                             uint64
+	Layers, HostExperts                uint64
 }
 
 // Plan says what loading a model and making so many sequences of its full context would take, from its headers alone.
@@ -205,7 +207,7 @@ func (s *Source) Plan(options *LoadOptions, sequences int) (MemoryPlan, error) {
 		Other: uint64(plan.other), Source: uint64(plan.source), Total: uint64(plan.total),
 		Device: DevicePlan{
 			Weights: uint64(plan.device_weights), KV: uint64(plan.device_kv), State: uint64(plan.device_state),
-			Scratch: uint64(plan.device_scratch), Total: uint64(plan.device_total), Layers: uint64(plan.device_layers),
+			Scratch: uint64(plan.device_scratch), Total: uint64(plan.device_total), Layers: uint64(plan.device_layers), HostExperts: uint64(plan.host_experts),
 		},
 	}, s.because(err)
 }

@@ -114,6 +114,7 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
         device: host.device as usize,
         device_bytes: host.device_bytes,
         device_layers: usize::try_from(host.device_layers).unwrap_or(usize::MAX),
+        host_experts: usize::try_from(host.host_experts).unwrap_or(usize::MAX),
         low_priority: host.flags & METRALE_LOAD_LOW_PRIORITY != 0,
         deterministic: host.flags & METRALE_LOAD_DETERMINISTIC != 0,
         synthetic,

@@ -111,5 +111,6 @@ fn as_host(plan: &engine::Plan) -> metrale_memory_plan {
         device_scratch: plan.device.scratch,
         device_total: plan.device.total(),
         device_layers: plan.device.layers,
+        host_experts: plan.device.host_experts,
     }
 }

@@ -175,7 +175,8 @@ pub struct metrale_load_options {
     /// is `METRALE_OUT_OF_MEMORY` before weights are read, with the bytes wanted and available.
     pub memory: u64,
     /// Leaves routed experts in their file and keeps at most this many bytes of them packed, those met most often; 0
-    /// takes `METRALE_EXPERT_BYTES` from the environment, else packs all of them at load.
+    /// takes `METRALE_EXPERT_BYTES` from the environment, else packs all of them at load. With a device they are the processor's to compute, as
+    /// if `host_experts` said all.
     pub expert_bytes: u64,
     /// Types that matrices are multiplied in where they are to differ from the file's: rules `<where>=<type>` parted by
     /// commas, `"layers.0-3.mlp=f32,head=bf16"`. NULL takes `METRALE_PRECISION` from the environment. Copied.
@@ -199,11 +200,15 @@ pub struct metrale_load_options {
     /// the cap.
     pub device_bytes: u64,
     /// Layers that the device runs: the last so many, and what follows them; the others, and the embeddings, stay on the processor, each
-    /// layer with its keys and values and its state. 0 takes as many as `device_bytes` hold, the whole model where that fits, and at the least
-    /// what follows the last layer; `metrale_plan` tells how many those are. Other numbers are taken as they are: the model's layers or more
+    /// layer with its keys and values and its state. 0 takes as many as `device_bytes` hold, the whole model where that fits, else all of it but
+    /// experts (`host_experts`) where that does, and at the least what follows the last layer; `metrale_plan` tells how many those are. Other numbers are taken as they are: the model's layers or more
     /// (`METRALE_ALL_LAYERS`) are all of the model. `METRALE_OUT_OF_MEMORY`, before weights are read, with the bytes wanted and available, where
     /// that does not fit, and `METRALE_UNSUPPORTED` where the model cannot be cut there, because a later layer reads what an earlier one keeps.
     pub device_layers: u64,
+    /// Of the layers with experts that the device runs, the first so many whose experts stay on the processor, which computes them while the
+    /// device waits; all else of such a layer, its keys and values among it, is the device's. More than there are, or `METRALE_ALL_LAYERS`, are
+    /// all. 0 is as few as `device_bytes` require where `device_layers` is 0, and none where that is a number.
+    pub host_experts: u64,
 }
 
 /// Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -239,6 +244,8 @@ pub struct metrale_memory_plan {
     pub device_total: u64,
     /// Layers that run there: the last so many, and what follows the last one. The others run on the processor, whose bytes are the host's.
     pub device_layers: u64,
+    /// Of those with experts, the first so many whose experts stay on the processor.
+    pub host_experts: u64,
 }
 
 /// Tokens that end generation count as ordinary ones: `metrale_decode_step` never reports this sequence as done.

@@ -13,13 +13,16 @@ pub struct Parts<T> {
     pub host: Option<T>,
     /// The device's, which runs after it.
     pub device: Option<T>,
+    /// The processor's again, which the device stops for ([`Aside`](crate::ops::Aside)).
+    pub asides: Vec<T>,
 }
 
 impl<T> Parts<T> {
     /// Each part by `f`, which is told whether it is the device's.
     pub fn map<U, E>(self, mut f: impl FnMut(T, bool) -> Result<U, E>) -> Result<Parts<U>, E> {
         let host = self.host.map(|part| f(part, false)).transpose()?;
-        Ok(Parts { host, device: self.device.map(|part| f(part, true)).transpose()? })
+        let device = self.device.map(|part| f(part, true)).transpose()?;
+        Ok(Parts { host, device, asides: self.asides.into_iter().map(|part| f(part, false)).collect::<Result<_, E>>()? })
     }
 }
 
@@ -111,7 +114,7 @@ fn free(circuit: &mut Circuit) -> Vec<bool> {
 }
 
 /// Values that a node reads and those it makes; column ranges count for the whole.
-fn ports(circuit: &mut Circuit, index: usize) -> (Vec<Value>, Vec<Value>) {
+pub(super) fn ports(circuit: &mut Circuit, index: usize) -> (Vec<Value>, Vec<Value>) {
     let ports: Vec<(Port, Value)> = circuit.nodes[index].op.ports().into_iter().map(|(port, value)| (port, *value)).collect();
     let of = |wanted: Port| {
         let values = ports.iter().filter(|(port, value)| *port == wanted && value.is_some());
@@ -163,5 +166,5 @@ pub fn cut(mut circuit: Circuit, cut: usize, held: &Held) -> Parts<Circuit> {
     let device = chosen.contains(&true).then(|| part(1, crossing));
     // What only follows from the batch is no part by itself.
     let works = device.is_none() || chosen.iter().zip(&free).any(|(chosen, free)| !chosen && !free);
-    Parts { host: works.then(|| part(0, Vec::new())), device }
+    Parts { host: works.then(|| part(0, Vec::new())), device, asides: Vec::new() }
 }

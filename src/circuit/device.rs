@@ -6,11 +6,11 @@
 //!
 //! A step of one token for each of a few sequences is a graph, captured for a number of sequences and a longest position that are rounded up: kernels
 //! read what there is from the batch. It begins with a copy of what is new in the batch, and its last kernel leaves the tokens in the host's memory. So
-//! such a step is one launch.
+//! such a step is one launch, or where the processor computes amid it ([`Aside`](crate::ops::Aside)), one before each of its turns and one behind the last.
 #![allow(unsafe_code)] // argument structs, pinned copies
 
-use super::program::{Outcome, Program};
-use super::segments::{crossing, crossing_bytes};
+use super::program::Program;
+use super::segments::{crossing, most_carried, most_sent};
 use crate::backend::cpu::pause::Control;
 use crate::backend::cuda::launch::{Args, Grid, Kernel, Launch, bytes_of};
 use crate::backend::cuda::{Block, Event, Graph, Pinned, Queue, Stream};
@@ -38,18 +38,35 @@ pub struct DeviceWorkspace {
     host: Pinned,
     news: Pinned,
     list: Block,
-    /// What the processor computed for a run that begins.
+    /// What the processor computed for a run that begins or goes on.
     carried: Pinned,
+    /// What it is to compute with.
+    sent: Pinned,
+    /// Whether that is there, and the processor's turn.
+    waits: bool,
     /// The operation to go on with; 0 for none under way.
     place: usize,
     /// Ends of the last operations that were queued.
     ends: Vec<Event>,
-    /// Captured steps.
-    graphs: Vec<(Step, Graph)>,
+    /// Captured steps, with the operation to go on with.
+    graphs: Vec<(Step, Graph, usize)>,
+    most_graphs: usize,
     /// Whether steps are captured.
     captures: bool,
     /// Spent waiting for the device.
     waited: Duration,
+}
+
+/// Where a run stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Everything is computed.
+    Done,
+    /// It left off, and can be continued.
+    Suspended,
+    /// The processor's turn, at its program of this index: it takes what [`DeviceWorkspace::hand_out`] gives, and the run is
+    /// continued after [`DeviceWorkspace::take_back`].
+    Aside(usize),
 }
 
 /// What a graph is captured for.
@@ -57,13 +74,15 @@ pub struct DeviceWorkspace {
 struct Step {
     /// Address of the program, which stays where it is as long as its runner.
     program: usize,
+    /// The operation it begins with.
+    start: usize,
     sequences: usize,
     positions: usize,
     sources: usize,
     keep: Option<Keep>,
 }
 
-/// Graphs that are kept; with more of them, all begin anew.
+/// Steps whose graphs are kept; with more of them, all begin anew.
 const MOST_GRAPHS: usize = 64;
 /// Least positions that a graph is captured for.
 const FEWEST_POSITIONS: usize = 512;
@@ -152,11 +171,14 @@ impl DeviceWorkspace {
             host: Pinned::new(device, places.bytes(), "a batch for the device")?,
             news: Pinned::new(device, BatchPlaces::NEWS_BYTES, "a batch for the device")?,
             list: Block::new(device, BatchPlaces::NEWS_BYTES, "a batch for the device")?,
-            carried: Pinned::new(device, most(&crossing_bytes), "rows for the device")?,
+            carried: Pinned::new(device, most(&most_carried), "rows for the device")?,
+            sent: Pinned::new(device, most(&most_sent), "rows from the device")?,
+            waits: false,
             batch,
             place: 0,
             ends: (0..AHEAD).map(|_| Event::new(device, false)).collect::<Result<_>>()?,
             graphs: Vec::new(),
+            most_graphs: MOST_GRAPHS * (1 + most(&|p| p.asides().count())),
             captures: true,
             waited: Duration::ZERO,
         })
@@ -185,14 +207,27 @@ impl DeviceWorkspace {
 
     /// Forgets a run that is under way.
     pub fn restart(&mut self) {
-        self.place = 0;
+        (self.place, self.waits) = (0, false);
     }
 
     /// Takes rows of what the processor computed, for a run of `program` that begins: `read` writes those of a value.
     pub fn carry(&mut self, program: &Program, mut read: impl FnMut(Value, &mut [u8])) {
-        for (value, range) in crossing(program) {
+        for (value, range) in crossing(program, program.inputs()) {
             read(value, &mut self.carried.as_mut_slice()[range]);
         }
+    }
+
+    /// Gives rows of what the processor's turn begins with: `write` takes those of a value.
+    pub fn hand_out(&self, program: &Program, mut write: impl FnMut(Value, &[u8])) {
+        let inputs = program.aside(self.place).map_or(&[][..], |aside| &aside.inputs);
+        crossing(program, inputs).for_each(|(value, range)| write(value, &self.sent.as_slice()[range]));
+    }
+
+    /// Takes rows of what the processor's turn made, which then is over: `read` writes those of a value.
+    pub fn take_back(&mut self, program: &Program, mut read: impl FnMut(Value, &mut [u8])) {
+        let outputs = program.aside(self.place).map_or(&[][..], |aside| &aside.outputs);
+        crossing(program, outputs).for_each(|(value, range)| read(value, &mut self.carried.as_mut_slice()[range]));
+        (self.place, self.waits) = (self.place + 1, false);
     }
 
     /// Runs a program from where it left off; all that was queued is done when it returns. With `keep` its output rows are rows of logits,
@@ -204,22 +239,30 @@ impl DeviceWorkspace {
         weights: &[GpuWeight],
         keep: Option<Keep>,
         control: Control<'_>,
-    ) -> Result<Outcome> {
+    ) -> Result<Stop> {
+        if let (true, Some(aside)) = (self.waits, program.aside(self.place)) {
+            return Ok(Stop::Aside(aside.index));
+        }
         let ran = self.queue(program, batch, weights, keep, control);
+        let ran = ran.and_then(|place| self.copy_sent(program, place, batch).map(|()| place));
         // Whatever was queued uses memory that its owners may now free.
         let begun = Instant::now();
         let ended = self.stream.synchronize();
         self.waited += begun.elapsed();
-        let outcome = ran.and_then(|outcome| ended.map(|()| outcome));
-        if outcome.is_err() {
+        let place = ran.and_then(|place| ended.map(|()| place)).inspect_err(|_| {
             self.image.forget();
+            self.restart();
+        })?;
+        if let Some(aside) = program.aside(place) {
+            (self.place, self.waits) = (place, true);
+            return Ok(Stop::Aside(aside.index));
         }
-        if !matches!(outcome, Ok(Outcome::Suspended)) {
-            self.place = 0;
-        }
-        outcome
+        let is_done = place >= program.ops().count();
+        self.place = if is_done { 0 } else { place };
+        Ok(if is_done { Stop::Done } else { Stop::Suspended })
     }
 
+    /// Queues operations. The one to go on with.
     fn queue(
         &mut self,
         program: &Program,
@@ -227,7 +270,7 @@ impl DeviceWorkspace {
         weights: &[GpuWeight],
         keep: Option<Keep>,
         control: Control<'_>,
-    ) -> Result<Outcome> {
+    ) -> Result<usize> {
         ensure!(self.values.len() >= program.workspace_bytes(), Internal, "the workspace is sized by the largest program");
         // `run` waits for the stream before this memory is written again.
         let news = self.image.write(batch, self.host.as_mut_slice(), self.news.as_mut_slice())?;
@@ -235,36 +278,48 @@ impl DeviceWorkspace {
             // SAFETY: as above.
             unsafe { self.stream.write_pinned(self.batch.address() + range.start as u64, &self.host, range.clone()) }?;
         }
-        let captures = self.captures && !self.stream.times_kernels();
-        if let (true, 0, Some(step)) = (captures, self.place, Step::of(program, batch, keep)) {
+        let goes_on = self.place.checked_sub(1).and_then(|before| program.aside(before));
+        if let Some(aside) = goes_on {
+            self.copy_carried(program, &aside.outputs, batch.tokens.len(), batch.segments.len())?;
+        }
+        let captures = self.captures && !self.stream.times_kernels() && (self.place == 0 || goes_on.is_some() && news == News::None);
+        if let (true, Some(step)) = (captures, Step::of(program, self.place, batch, keep)) {
             if news.list_bytes() > BatchPlaces::FEW_NEWS_BYTES {
                 self.copy_news(BatchPlaces::FEW_NEWS_BYTES..news.list_bytes())?;
             }
-            self.step(program, batch, weights, step)?;
-            return Ok(Outcome::Done);
+            return self.step(program, batch, weights, step);
         }
         if news != News::None {
             self.copy_news(0..news.list_bytes())?;
         }
-        let place = self.launches(program, batch, weights, news != News::None, keep, control)?;
-        if place < program.ops().count() {
-            self.place = place;
-            return Ok(Outcome::Suspended);
-        }
-        Ok(Outcome::Done)
+        self.launches(program, batch, weights, news != News::None, keep, control)
     }
 
     /// Queues the copies of what the processor computed, for so many rows and segments.
-    fn copy_carried(&self, program: &Program, rows: usize, segments: usize) -> Result<()> {
-        for (value, range) in crossing(program) {
-            let slot = program.layout().slots[value.0 as usize];
-            let bytes = 4 * slot.stride * if slot.rows == Rows::All { rows } else { segments };
+    fn copy_carried(&self, program: &Program, values: &[Value], rows: usize, segments: usize) -> Result<()> {
+        for (value, range) in crossing(program, values) {
+            let (at, len) = self.place_of(program, value, rows, segments);
             // SAFETY: as in `queue`.
-            unsafe {
-                self.stream.write_pinned(self.values.address() + slot.offset as u64, &self.carried, range.start..range.start + bytes)
-            }?;
+            unsafe { self.stream.write_pinned(at, &self.carried, range.start..range.start + len) }?;
         }
         Ok(())
+    }
+
+    /// Queues the copies of what the processor is to compute with, where it is its turn at `place`.
+    fn copy_sent(&mut self, program: &Program, place: usize, batch: &Batch) -> Result<()> {
+        let inputs = program.aside(place).map_or(&[][..], |aside| &aside.inputs);
+        for (value, range) in crossing(program, inputs) {
+            let (at, len) = self.place_of(program, value, batch.tokens.len(), batch.segments.len());
+            // SAFETY: `run` waits for the stream before anybody looks.
+            unsafe { self.stream.read_pinned(at, &mut self.sent, range.start..range.start + len) }?;
+        }
+        Ok(())
+    }
+
+    /// Where the rows of a value lie, and their bytes.
+    fn place_of(&self, program: &Program, value: Value, rows: usize, segments: usize) -> (u64, usize) {
+        let slot = program.layout().slots[value.0 as usize];
+        (self.values.address() + slot.offset as u64, 4 * slot.stride * if slot.rows == Rows::All { rows } else { segments })
     }
 
     /// Queues the copy of a part of the list of what is new.
@@ -293,7 +348,7 @@ impl DeviceWorkspace {
     ) -> Result<usize> {
         let queue = self.stream.queue()?;
         if self.place == 0 {
-            self.copy_carried(program, batch.tokens.len(), batch.segments.len())?;
+            self.copy_carried(program, program.inputs(), batch.tokens.len(), batch.segments.len())?;
         }
         if new {
             self.take_up(&queue)?;
@@ -337,27 +392,35 @@ impl DeviceWorkspace {
         }
     }
 
-    /// Queues a step as a graph.
-    fn step(&mut self, program: &Program, batch: &Batch, weights: &[GpuWeight], step: Step) -> Result<()> {
-        if !self.graphs.iter().any(|(known, _)| *known == step) {
-            if self.graphs.len() >= MOST_GRAPHS {
+    /// Queues a step, or what of it comes before the processor's turn, as a graph. The operation to go on with.
+    fn step(&mut self, program: &Program, batch: &Batch, weights: &[GpuWeight], step: Step) -> Result<usize> {
+        if !self.graphs.iter().any(|(known, _, _)| *known == step) {
+            if self.graphs.len() >= self.most_graphs {
                 self.stream.synchronize()?;
                 self.graphs.clear();
             }
             reserve(&mut self.graphs, 1, "the list of graphs")?;
             let widest = step.widest(&batch.slots, batch.kv_states);
+            let mut place = 0;
             let graph = self.stream.capture(|queue| {
-                self.copy_news(0..BatchPlaces::FEW_NEWS_BYTES)?;
-                self.copy_carried(program, step.sequences, step.sequences)?;
-                self.take_up(queue)?;
+                if step.start == 0 {
+                    self.copy_news(0..BatchPlaces::FEW_NEWS_BYTES)?;
+                    self.copy_carried(program, program.inputs(), step.sequences, step.sequences)?;
+                    self.take_up(queue)?;
+                }
                 let gpu = self.gpu(program, &widest, weights, queue);
-                program.launch(&gpu, 0, || false)?;
-                step.keep.map_or(Ok(()), |keep| self.keep(program, &gpu, keep))
+                place = program.launch(&gpu, step.start, || false)?;
+                match step.keep {
+                    Some(keep) if place == program.ops().count() => self.keep(program, &gpu, keep),
+                    _ => Ok(()),
+                }
             })?;
-            self.graphs.push((step, graph));
+            self.graphs.push((step, graph, place));
         }
-        let found = self.graphs.iter_mut().find(|(known, _)| *known == step);
-        found.expect("captured just above").1.launch(&self.stream)
+        let found = self.graphs.iter_mut().find(|(known, _, _)| *known == step);
+        let (_, graph, place) = found.expect("captured just above");
+        graph.launch(&self.stream)?;
+        Ok(*place)
     }
 
     /// Queues what is kept of rows of logits.
@@ -429,8 +492,8 @@ fn rounded(positions: usize) -> usize {
 }
 
 impl Step {
-    /// The graph for a batch, if that is one token for each of a few sequences.
-    fn of(program: &Program, batch: &Batch, keep: Option<Keep>) -> Option<Step> {
+    /// The graph for a batch, from operation `start` on, if that is one token for each of a few sequences.
+    fn of(program: &Program, start: usize, batch: &Batch, keep: Option<Keep>) -> Option<Step> {
         let sequences = batch.segments.len();
         if sequences != batch.tokens.len() || sequences > FEW_ROWS {
             return None;
@@ -439,6 +502,7 @@ impl Step {
         let most = |values: &mut dyn Iterator<Item = usize>| rounded(values.max().unwrap_or(0));
         Some(Step {
             program: std::ptr::from_ref(program).addr(),
+            start,
             sequences: sequences.next_power_of_two().min(layout.max_sequences).min(layout.max_rows),
             positions: most(&mut batch.segments.iter().map(|s| s.position + 1)),
             sources: if batch.sources.iter().all(|n| *n == 0) { 0 } else { most(&mut batch.sources.iter().copied()) },
@@ -509,5 +573,10 @@ pub fn rehearse(program: &Program, weights: &[GpuWeight], kv_states: usize, slot
         stream: &Nowhere(processors),
         scratch: (0, usize::MAX),
     };
-    program.launch(&gpu, 0, || false).map(|_| ())
+    let (mut place, end) = (0, program.ops().count());
+    while place < end {
+        // Behind what is the processor's.
+        place = program.launch(&gpu, place, || false)? + 1;
+    }
+    Ok(())
 }

@@ -3,8 +3,9 @@
 //! [`Tape`] records operations on named values; [`lower`] connects the forms of activations that weight formats want;
 //! [`fuse`] rewrites neighbours (each rule exact or checked against the reference); [`split`] lets threads share a far query; [`Layout`] gives
 //! every value a place in one workspace; [`Program`] runs the operations in order on the worker pool. [`cut`] parts a circuit, so that the layers
-//! a device has no room for stay on the processor, and [`Segments`] are the programs of both parts. [`explain`] prints any stage as text.
+//! a device has no room for stay on the processor, [`set_aside`] does so with operations amid them, and [`Segments`] are the programs of all parts. [`explain`] prints any stage as text.
 
+mod aside;
 mod cut;
 mod device;
 mod device_weights;
@@ -18,8 +19,9 @@ mod segments;
 mod split;
 mod tape;
 
+pub use aside::set_aside;
 pub use cut::{Held, Parts, cut, held, stages};
-pub use device::{DeviceWorkspace, Keep, rehearse};
+pub use device::{DeviceWorkspace, Keep, Stop, rehearse};
 pub use device_weights::DeviceWeights;
 pub use dump::explain;
 pub use fuse::{RULES, Rule, fuse};

@@ -15,7 +15,7 @@ use crate::backend::cpu::pause::{Control, Pause};
 use crate::backend::cpu::pool::{Pool, Worker};
 use crate::backend::cpu::simd::{self, Table};
 use crate::error::Result;
-use crate::ops::{Batch, Failure, Frame, Gpu, Op, Port, Shelf, Turn, Value, Weight};
+use crate::ops::{Aside, Batch, Failure, Frame, Gpu, Op, Port, Rows, Shelf, Turn, Value, Weight};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -61,6 +61,11 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Whether a run is under way.
+    pub fn has_begun(&self) -> bool {
+        self.begun
+    }
+
     /// Back to the first instruction.
     pub fn restart(&mut self) {
         *self = Progress::default();
@@ -284,9 +289,23 @@ impl Program {
         self.instructions.iter().map(need).max().unwrap_or(0)
     }
 
-    /// Queues operations on a device, from `start` on, until `pause` says so after one of them. The one to go on with.
+    /// Where a device stops for the processor, in order.
+    pub fn asides(&self) -> impl Iterator<Item = &Aside> {
+        self.instructions.iter().filter_map(|instruction| instruction.op.as_any().downcast_ref())
+    }
+
+    /// The operation at a place, where a device stops for the processor.
+    pub fn aside(&self, place: usize) -> Option<&Aside> {
+        self.instructions.get(place).and_then(|instruction| instruction.op.as_any().downcast_ref())
+    }
+
+    /// Queues operations on a device, from `start` on, until `pause` says so after one of them or the processor's turn comes
+    /// ([`Program::aside`]). The one to go on with.
     pub fn launch(&self, gpu: &Gpu<'_>, start: usize, mut pause: impl FnMut() -> bool) -> Result<usize> {
         for (index, instruction) in self.instructions.iter().enumerate().skip(start) {
+            if self.aside(index).is_some() {
+                return Ok(index);
+            }
             instruction.op.launch(gpu)?;
             if pause() {
                 return Ok(index + 1);
@@ -324,6 +343,14 @@ impl Program {
         let frame = self.frame(workspace, batch, &[], &failure, simd::table());
         let rows = (0..frame.rows(value)).flat_map(|row| frame.row(value, row));
         out.as_chunks_mut().0.iter_mut().zip(rows).for_each(|(to, from)| *to = from.to_ne_bytes());
+    }
+
+    /// Writes rows of a value that is to be there before a run, as [`Program::read_bytes`] gives them.
+    pub fn write_bytes(&self, workspace: &mut Workspace, batch: &Batch, value: Value, bytes: &[u8]) {
+        let slot = self.layout.slots[value.0 as usize];
+        let rows = if slot.rows == Rows::All { batch.tokens.len() } else { batch.segments.len() };
+        let len = 4 * rows * slot.width;
+        workspace.memory.as_mut_slice()[slot.offset..][..len].copy_from_slice(&bytes[..len]);
     }
 
     /// Copies one row of the result.

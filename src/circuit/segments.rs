@@ -1,43 +1,54 @@
-//! Programs in segments: what the processor runs of a circuit, and then what a device does with what comes out of it.
+//! Programs in segments: what the processor runs of a circuit, then what a device does with what comes out of it, and what the processor runs
+//! where the device stops for it.
 
 use super::cut::Parts;
 use super::layout::Layout;
 use super::program::Program;
 use super::tape::Circuit;
 use crate::error::Result;
-use crate::ops::{Slot, Value};
+use crate::ops::{Aside, Slot, Value};
 
 /// A circuit's programs, one for each of its parts.
 #[derive(Debug)]
 pub struct Segments {
     host: Option<Program>,
     device: Option<Program>,
+    asides: Vec<Program>,
     output: Value,
 }
 
 impl Segments {
-    /// Places the values of both parts; the output and values in `keep` stay to the end wherever they are.
+    /// Places the values of all parts; the output and values in `keep` stay to the end wherever they are.
     pub fn new(parts: Parts<Circuit>, max_rows: usize, max_sequences: usize, keep: &[Value]) -> Result<Segments> {
-        let crossing: Vec<Value> = parts.device.as_ref().map_or(Vec::new(), |device| device.inputs.clone());
         let output = parts.device.as_ref().or(parts.host.as_ref()).map_or(Value::NONE, |part| part.output);
-        let kept: Vec<Value> = keep.iter().copied().chain(crossing).collect();
+        let mut kept = keep.to_vec();
+        if let Some(device) = &parts.device {
+            kept.extend_from_slice(&device.inputs);
+            let asides = device.nodes.iter().filter_map(|node| node.op.as_any().downcast_ref::<Aside>());
+            asides.for_each(|aside| kept.extend_from_slice(&aside.outputs));
+        }
         let programs = parts.map(|part, on_device| Program::new(part, max_rows, max_sequences, if on_device { keep } else { &kept }))?;
-        Ok(Segments { host: programs.host, device: programs.device, output })
+        Ok(Segments { host: programs.host, device: programs.device, asides: programs.asides, output })
     }
 
-    /// The processor's, and the device's.
+    /// What the processor begins with, and the device's.
     pub fn both(&self) -> (Option<&Program>, Option<&Program>) {
         (self.host.as_ref(), self.device.as_ref())
     }
 
-    /// Those that there are.
-    pub fn programs(&self) -> impl Iterator<Item = &Program> {
-        [self.host.as_ref(), self.device.as_ref()].into_iter().flatten()
+    /// What the device stops for.
+    pub fn asides(&self) -> &[Program] {
+        &self.asides
     }
 
-    /// As [`Segments::both`], to be run.
-    pub fn both_mut(&mut self) -> (Option<&mut Program>, Option<&Program>) {
-        (self.host.as_mut(), self.device.as_ref())
+    /// Those that there are.
+    pub fn programs(&self) -> impl Iterator<Item = &Program> {
+        self.host.iter().chain(&self.device).chain(&self.asides)
+    }
+
+    /// As [`Segments::both`], to be run, and what the device stops for.
+    pub fn all_mut(&mut self) -> (Option<&mut Program>, Option<&Program>, &mut [Program]) {
+        (self.host.as_mut(), self.device.as_ref(), &mut self.asides)
     }
 
     /// The value that is the result.
@@ -51,16 +62,16 @@ impl Segments {
         self.programs().find(|program| program.has(value)).or(self.programs().next()).map(layout).expect("a circuit has a part")
     }
 
-    /// Bytes of what crosses, for the widest batch.
+    /// Bytes of what crosses at once, both ways, for the widest batch.
     pub fn crossing_bytes(&self) -> usize {
-        self.device.as_ref().map_or(0, crossing_bytes)
+        self.device.as_ref().map_or(0, |device| most_carried(device).saturating_add(most_sent(device)))
     }
 }
 
-/// The values that a program is given, and where each lies among them.
-pub(super) fn crossing(program: &Program) -> impl Iterator<Item = (Value, std::ops::Range<usize>)> {
+/// Values that cross together, and where each lies among them.
+pub(super) fn crossing<'a>(program: &'a Program, values: &'a [Value]) -> impl Iterator<Item = (Value, std::ops::Range<usize>)> {
     let layout: &Layout = program.layout();
-    program.inputs().iter().scan(0, |end, value| {
+    values.iter().scan(0, |end, value| {
         let (first, after) = layout.span(*value);
         let start = *end;
         *end += after - first;
@@ -68,7 +79,17 @@ pub(super) fn crossing(program: &Program) -> impl Iterator<Item = (Value, std::o
     })
 }
 
-/// Bytes of them all.
-pub(super) fn crossing_bytes(program: &Program) -> usize {
-    crossing(program).last().map_or(0, |(_, range)| range.end)
+fn crossing_bytes(program: &Program, values: &[Value]) -> usize {
+    crossing(program, values).last().map_or(0, |(_, range)| range.end)
+}
+
+/// Most bytes that a device's program is given at once.
+pub(super) fn most_carried(program: &Program) -> usize {
+    let asides = program.asides().map(|aside| crossing_bytes(program, &aside.outputs)).max();
+    crossing_bytes(program, program.inputs()).max(asides.unwrap_or(0))
+}
+
+/// Most bytes that it hands out at once.
+pub(super) fn most_sent(program: &Program) -> usize {
+    program.asides().map(|aside| crossing_bytes(program, &aside.inputs)).max().unwrap_or(0)
 }

@@ -20,10 +20,14 @@ pub fn explain(path: &Path, options: &LoadOptions) -> Result<String> {
     while prepared.device.is_some() && !programs.step(&mut prepared)? {}
     let parts = prepared.parts(false, false)?;
     let text = |part: &Circuit| circuit::explain(part, &prepared.declarations);
-    Ok(match (&parts.host, &parts.device) {
+    let mut out = match (&parts.host, &parts.device) {
         (Some(host), Some(device)) => format!("on the processor:\n{}on the device:\n{}", text(host), text(device)),
         (one, other) => one.as_ref().or(other.as_ref()).map_or_else(String::new, text),
-    })
+    };
+    for (index, aside) in parts.asides.iter().enumerate() {
+        out.push_str(&format!("aside {index}, on the processor:\n{}", text(aside)));
+    }
+    Ok(out)
 }
 
 /// A named tensor: one row for each token.

@@ -273,17 +273,18 @@ impl Weights {
         let (prepared, index) = (&self.prepared, self.weights.len());
         let Some(spec) = prepared.declarations.weights.get(index) else { return Ok(true) };
         let layouts = &prepared.layouts[index];
-        if prepared.pages(spec)? {
-            self.weights.push(pack::paged(&prepared.checkpoint, spec, layouts, &self.experts)?);
-            return Ok(self.weights.len() == prepared.declarations.weights.len());
-        }
         let place = prepared.placement.weights[index];
+        let is_paged = prepared.pages(spec)?;
         let made = match &mut self.device {
             Some(device) if Sending::packs(spec, layouts, place) => device.step(&self.supply, (spec, layouts, place), &self.pool, most)?,
             device => {
                 let region = if place.device { &self.none } else { &self.region };
                 let room = Room { pool: &self.pool, region, packs_rows: place.device };
-                match (self.making.step(&self.supply, spec, layouts, &room, most)?, device) {
+                let made = match is_paged {
+                    true => Some(pack::paged(&prepared.checkpoint, spec, layouts, &self.experts)?),
+                    false => self.making.step(&self.supply, spec, layouts, &room, most)?,
+                };
+                match (made, device) {
                     (Some(weight), Some(device)) => Some((weight.bytes(), device.put(&self.supply, spec, place, weight)?)),
                     (made, _) => made.map(|weight| (weight.bytes(), weight)),
                 }
@@ -291,9 +292,9 @@ impl Weights {
         };
         if let Some((bytes, weight)) = made {
             self.making = Making::default();
-            self.done += bytes as u64;
+            self.done += if is_paged { 0 } else { bytes as u64 };
             self.weights.push(weight);
-            if prepared.packs(index) {
+            if prepared.packs(index) && !is_paged {
                 let give_back = |index, count| spec.parts().for_each(|part| prepared.checkpoint.release_share(&part.tensor, index, count));
                 let (shares, counter) = (self.pool.count(), AtomicUsize::new(0));
                 self.pool.run(&|worker| worker.each(&counter, shares, 1, |range| range.for_each(|index| give_back(index, shares))))?;

@@ -1,5 +1,7 @@
-//! What of a model its device runs, and what stays on the processor: everything, or the last layers with the output matrix, as many as
-//! the device has room for. Keys, values and recurrent state lie where their layer runs.
+//! What of a model its device runs, and what stays on the processor: everything; or everything but the experts of the first layers; or, where
+//! that is still too much, the last layers alone, with the output matrix. Keys, values and recurrent state lie where their layer runs.
+//!
+//! Experts first, since they are most of such a model, of which a token needs few, while attention, keys and values are needed whole.
 //!
 //! The last layers, since the output matrix is the largest a step reads, and embeddings, of which a step reads a row for each token, may then
 //! stay in their file; what crosses is the residual, once, and logits end up where they are sorted.
@@ -8,9 +10,9 @@ use super::plan::packed_bytes;
 use super::preflight;
 use super::prepare::{Prepared, Programs};
 use super::runner::Shape;
-use crate::circuit::{self, Circuit, DeviceWorkspace, Held, held, stages};
+use crate::circuit::{self, Circuit, DeviceWorkspace, Held, Node, held, stages};
 use crate::error::{Error, Kind, Result};
-use crate::ops::Uses;
+use crate::ops::{ExpertLinear, Uses};
 use crate::weights::{Declarations, Pick, Role, Source, WeightSpec};
 
 /// Where a weight is.
@@ -39,6 +41,10 @@ pub(super) struct Placement {
     pub cut: usize,
     /// Layers that the device runs.
     pub layers: usize,
+    /// Of those the first so many with experts whose experts stay here.
+    pub host_experts: usize,
+    /// Where among [`Recorded::rungs`] this is.
+    rung: usize,
     /// By weight.
     pub weights: Vec<Location>,
     /// States on the device.
@@ -57,13 +63,38 @@ impl Placement {
         };
         let held = Held { kv: vec![on_device; declarations.kv.len()], slots: vec![on_device; declarations.slots.len()] };
         let (cut, layers) = if on_device { (0, layers) } else { (NOWHERE, 0) };
-        Placement { cut, layers, weights: declarations.weights.iter().map(place).collect(), held }
+        Placement { cut, layers, host_experts: 0, rung: 0, weights: declarations.weights.iter().map(place).collect(), held }
+    }
+
+    /// Whether the processor begins what the device ends.
+    pub fn is_cut(&self) -> bool {
+        (1..NOWHERE).contains(&self.cut)
     }
 
     /// Whether both sides run something.
     pub fn is_split(&self) -> bool {
-        (1..NOWHERE).contains(&self.cut)
+        self.is_cut() || self.host_experts > 0
     }
+
+    /// Whether an operation of a layer that the device runs stays on the processor.
+    pub fn stays(&self, node: &Node) -> bool {
+        experts(node).is_some_and(|index| !self.weights[index].device)
+    }
+}
+
+/// The weight that holds the experts an operation multiplies with.
+fn experts(node: &Node) -> Option<usize> {
+    match node.op.weight() {
+        Some(Uses::Whole(id)) if node.op.as_any().is::<ExpertLinear>() => Some(id.0 as usize),
+        _ => None,
+    }
+}
+
+/// How often the layer changes among operations that multiply with experts.
+fn layers_with_experts<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> usize {
+    let mut layers: Vec<Option<usize>> = nodes.into_iter().filter(|node| experts(node).is_some()).map(|node| node.layer).collect();
+    layers.dedup();
+    layers.len()
 }
 
 /// A model's circuits as they are recorded, to be cut in many ways.
@@ -71,6 +102,10 @@ struct Recorded {
     decoder: Circuit,
     encoder: Option<Circuit>,
     layers: usize,
+    /// Layers with experts.
+    with_experts: usize,
+    /// Of those the first so many whose experts shall stay here, where the options say a number.
+    asked: Option<usize>,
 }
 
 impl Recorded {
@@ -78,7 +113,9 @@ impl Recorded {
         let (decoder, encoder) = prepared.recorded()?;
         let of_layers = decoder.nodes.iter().zip(stages(&decoder)).filter(|(node, _)| node.layer.is_some());
         let layers = of_layers.map(|(_, stage)| stage).max().unwrap_or(0);
-        Ok(Recorded { decoder, encoder, layers })
+        let with_experts = layers_with_experts(decoder.nodes.iter().chain(encoder.iter().flat_map(|encoder| &encoder.nodes)));
+        let asked = Some(prepared.options.host_experts).filter(|count| *count > 0);
+        Ok(Recorded { decoder, encoder, layers, with_experts, asked })
     }
 
     /// The stage that begins the last `count` layers.
@@ -86,18 +123,45 @@ impl Recorded {
         if count >= self.layers { 0 } else { self.layers + 1 - count }
     }
 
-    /// With everything from stage `cut` on on the device, and whether the model can be cut there.
-    fn placement(&self, declarations: &Declarations, cut: usize) -> (Placement, bool) {
+    /// The last of the placements that are tried one after the other, from most on the device to least.
+    fn last_rung(&self) -> usize {
+        self.with_experts_here() + self.layers + 1
+    }
+
+    /// Placements of those that leave the layers where they are.
+    fn with_experts_here(&self) -> usize {
+        if self.asked.is_some() { 0 } else { self.with_experts }
+    }
+
+    /// One of them, and whether the model can be cut there.
+    fn rung(&self, declarations: &Declarations, rung: usize) -> (Placement, bool) {
+        let experts = self.with_experts_here();
+        let (placement, sound) = self.placement(declarations, rung.saturating_sub(experts), self.asked.unwrap_or(rung.min(experts)));
+        (Placement { rung, ..placement }, sound)
+    }
+
+    /// With everything from stage `cut` on on the device but the experts of the first `host_experts` layers, and whether the model can be
+    /// cut there.
+    fn placement(&self, declarations: &Declarations, cut: usize, host_experts: usize) -> (Placement, bool) {
         let nothing = Held { kv: vec![false; declarations.kv.len()], slots: vec![false; declarations.slots.len()] };
         let (held, sound) = held(self.decoder.clone(), cut, nothing);
         let mut parts = vec![circuit::cut(self.decoder.clone(), cut, &held)];
-        // What reads a source is all the processor's, but for what later layers read of it.
-        parts.extend(self.encoder.clone().map(|encoder| circuit::cut(encoder, NOWHERE, &held)));
+        // Of a model that is cut, what reads a source is all the processor's, but for what later layers read of it.
+        let encoders = if cut == 0 { 0 } else { NOWHERE };
+        parts.extend(self.encoder.clone().map(|encoder| circuit::cut(encoder, encoders, &held)));
         let role = |index: usize| matches!(declarations.weights[index].role, Role::Vector { .. });
         let start = |index| Location { device: role(index), host: if role(index) { Keep::Whole } else { Keep::Nothing } };
         let mut weights: Vec<Location> = (0..declarations.weights.len()).map(start).collect();
+        let (mut layer, mut seen) = (None, 0);
         for part in &parts {
             for node in part.device.iter().flat_map(|circuit| &circuit.nodes) {
+                if let Some(index) = experts(node) {
+                    seen += usize::from(layer.replace(node.layer) != Some(node.layer));
+                    if seen <= host_experts {
+                        weights[index].host = Keep::Whole;
+                        continue;
+                    }
+                }
                 if let Some(Uses::Rows(id) | Uses::Whole(id)) = node.op.weight() {
                     weights[id.0 as usize].device = true;
                 }
@@ -113,7 +177,8 @@ impl Recorded {
                 }
             }
         }
-        (Placement { cut, layers: self.layers + 1 - cut, weights, held }, sound)
+        let layers = (self.layers + 1 - cut).min(self.layers);
+        (Placement { cut, layers, host_experts: seen.min(host_experts), rung: 0, weights, held }, sound)
     }
 }
 
@@ -135,16 +200,16 @@ impl Prepared {
         self.placement = placement;
     }
 
-    /// Puts as many layers on the device as the options ask for, where they say a number.
+    /// Puts as many layers on the device, without as many of their experts, as the options ask for, where they say a number.
     pub fn place_asked(&mut self) -> Result<()> {
-        let count = self.options.device_layers;
-        if self.device.is_none() || count == 0 {
+        let (count, experts) = (self.options.device_layers, self.options.host_experts);
+        if self.device.is_none() || count == 0 && experts == 0 {
             return Ok(());
         }
         let recorded = Recorded::of(self)?;
-        let cut = recorded.cut(count);
-        if cut > 0 {
-            let (placement, sound) = recorded.placement(&self.declarations, cut);
+        let cut = if count == 0 { 0 } else { recorded.cut(count) };
+        if cut > 0 || experts > 0 {
+            let (placement, sound) = recorded.placement(&self.declarations, cut, experts);
             if !sound {
                 let first = recorded.layers - count;
                 let text = format!(
@@ -172,27 +237,27 @@ impl Prepared {
             return Ok(true);
         }
         let recorded = Recorded::of(self)?;
-        let (first, last) = (self.placement.cut + 1, recorded.layers + 1);
+        let (first, last) = (self.placement.rung + 1, recorded.last_rung());
         if first > last {
             return Ok(true);
         }
         let (mut low, mut high) = (first, last);
         while low < high {
-            let cut = low.midpoint(high);
-            if self.bytes_at(&recorded, cut)? <= limit { high = cut } else { low = cut + 1 }
+            let rung = low.midpoint(high);
+            if self.bytes_at(&recorded, rung)? <= limit { high = rung } else { low = rung + 1 }
         }
         // Where layers share a state, there is no cut between them; behind the last there always is.
         let (placement, _) = (low..=last)
-            .map(|cut| recorded.placement(&self.declarations, cut))
+            .map(|rung| recorded.rung(&self.declarations, rung))
             .find(|(_, sound)| *sound)
-            .unwrap_or_else(|| recorded.placement(&self.declarations, last));
+            .unwrap_or_else(|| recorded.rung(&self.declarations, last));
         self.place(placement);
         Ok(false)
     }
 
-    /// About the bytes that a cut puts on the device: workspaces are those of the widest programs alone.
-    fn bytes_at(&mut self, recorded: &Recorded, cut: usize) -> Result<u64> {
-        let taken = std::mem::replace(&mut self.placement, recorded.placement(&self.declarations, cut).0);
+    /// About the bytes that a placement puts on the device: workspaces are those of the widest programs alone.
+    fn bytes_at(&mut self, recorded: &Recorded, rung: usize) -> Result<u64> {
+        let taken = std::mem::replace(&mut self.placement, recorded.rung(&self.declarations, rung).0);
         let bytes = self.plan_kept(&self.placement, 1).and_then(|plan| Ok(plan.device.total().saturating_add(self.widest_scratch()?)));
         self.placement = taken;
         bytes
@@ -226,7 +291,7 @@ impl Prepared {
 mod tests {
     use super::*;
     use crate::circuit::Parts;
-    use crate::ops::{Port, Value};
+    use crate::ops::{Aside, Port, Value};
     use crate::options::LoadOptions;
     use std::collections::HashSet;
     use std::path::{Path, PathBuf};
@@ -284,13 +349,13 @@ mod tests {
             let recorded = Recorded::of(&prepared).unwrap();
             let name = folder.display();
             for cut in 1..=recorded.layers + 1 {
-                let (placement, sound) = recorded.placement(&prepared.declarations, cut);
+                let (placement, sound) = recorded.placement(&prepared.declarations, cut, 0);
                 // A cut at an end is always possible.
                 assert!(sound || (2..=recorded.layers).contains(&cut), "{name}: cut {cut}");
                 broken += usize::from(!sound);
                 let mut parts = vec![circuit::cut(recorded.decoder.clone(), cut, &placement.held)];
                 parts.extend(recorded.encoder.clone().map(|encoder| circuit::cut(encoder, NOWHERE, &placement.held)));
-                for Parts { host, device } in parts {
+                for Parts { host, device, .. } in parts {
                     // An encoder of which no later layer reads anything is one part.
                     let (Some(mut host), Some(mut device)) = (host, device) else { continue };
                     let [reads, makes] = values(&mut device);
@@ -317,5 +382,56 @@ mod tests {
         }
         println!("{cuts} cuts, {broken} others are impossible");
         assert!(cuts > 0);
+    }
+
+    #[test]
+    fn what_is_set_aside_has_what_it_reads_and_leaves_the_rest_in_order() {
+        let mut count = 0;
+        for folder in folders() {
+            let prepared = Prepared::new(&folder, &LoadOptions::default()).unwrap();
+            let recorded = Recorded::of(&prepared).unwrap();
+            let (placement, sound) = recorded.placement(&prepared.declarations, 0, usize::MAX);
+            assert!(sound && placement.host_experts == recorded.with_experts, "{}", folder.display());
+            for mut circuit in [Some(recorded.decoder), recorded.encoder].into_iter().flatten() {
+                let name = folder.display();
+                let order: Vec<String> = circuit.nodes.iter().flat_map(touched).collect();
+                let nodes = circuit.nodes.len();
+                let asides = circuit::set_aside(&mut circuit, |node| placement.stays(node));
+                assert_eq!(circuit.nodes.iter().flat_map(touched).collect::<Vec<_>>(), order, "{name}: states in another order");
+                assert_eq!(circuit.nodes.len() + asides.iter().map(|aside| aside.nodes.len() - 1).sum::<usize>(), nodes, "{name}");
+                assert!(circuit.nodes.iter().all(|node| experts(node).is_none()), "{name}: experts on the device");
+                let mut there: HashSet<Value> = HashSet::new();
+                for index in 0..circuit.nodes.len() {
+                    let mut node = circuit.nodes[index].clone();
+                    for (port, value) in node.op.ports().into_iter().filter(|(_, value)| value.is_some()) {
+                        let root = circuit.root(*value);
+                        match port {
+                            Port::In => assert!(there.contains(&root), "{name}: {:?} reads what comes later", circuit.nodes[index].op),
+                            Port::Out => assert!(there.insert(root), "{name}: {:?} makes what is there", circuit.nodes[index].op),
+                        }
+                    }
+                }
+                let places: Vec<Aside> = circuit.nodes.iter().filter_map(|node| node.op.as_any().downcast_ref().cloned()).collect();
+                assert_eq!(places.len(), asides.len(), "{name}");
+                for (index, (place, mut aside)) in places.iter().zip(asides).enumerate() {
+                    let [reads, makes] = values(&mut aside);
+                    let given: HashSet<Value> = place.inputs.iter().copied().collect();
+                    assert!(place.index == index && aside.inputs == place.inputs, "{name}");
+                    assert!(reads.iter().all(|value| makes.contains(value) || given.contains(value)), "{name}");
+                    assert!(!place.outputs.is_empty() && place.outputs.iter().all(|value| makes.contains(value)), "{name}");
+                    // One answer goes back: the weighted sum.
+                    let width = |values: &[Value]| values.iter().map(|value| circuit.values[value.0 as usize].shape.width).sum::<usize>();
+                    assert!(width(&place.outputs) <= width(&place.inputs), "{name}: more goes back than comes");
+                    count += 1;
+                }
+            }
+        }
+        assert!(count > 0);
+    }
+
+    /// States that an operation touches, in the order in which it says so.
+    fn touched(node: &Node) -> Vec<String> {
+        let pages = node.op.states().into_iter().map(|(port, state)| format!("{port:?} {state:?}"));
+        pages.chain(node.op.slots().into_iter().map(|slot| format!("{slot:?}"))).collect()
     }
 }

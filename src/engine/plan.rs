@@ -43,6 +43,8 @@ pub struct DevicePlan {
     pub scratch: u64,
     /// Layers that run there: the last so many, and what follows them. 0 where only what follows them does, or nothing.
     pub layers: u64,
+    /// Of those the first so many with experts whose experts stay on the processor.
+    pub host_experts: u64,
 }
 
 impl DevicePlan {
@@ -89,8 +91,9 @@ impl Prepared {
         plan.other = plan.other.saturating_add(tables);
         for list in [&blocking, &steps] {
             let host = list.iter().filter_map(|program| program.both().0).map(Program::workspace_bytes).max().unwrap_or(0);
+            let asides = list.iter().flat_map(|program| program.asides()).map(Program::workspace_bytes).max().unwrap_or(0);
             let crossing = list.iter().map(|program| program.crossing_bytes()).max().unwrap_or(0);
-            plan.scratch = [host, crossing].into_iter().fold(plan.scratch, |sum, bytes| sum.saturating_add(bytes as u64));
+            plan.scratch = [host, asides, crossing].into_iter().fold(plan.scratch, |sum, bytes| sum.saturating_add(bytes as u64));
             if let Some(device) = &self.device {
                 let there: Vec<&Program> = list.iter().filter_map(|program| program.both().1).collect();
                 let bytes = DeviceWorkspace::bytes(&there, self.declarations.kv.len(), self.context, device.info().processors);
@@ -153,6 +156,7 @@ impl Prepared {
                 state: states.saturating_mul(layout.floats_of(true) as u64),
                 scratch: 0,
                 layers: placement.layers as u64,
+                host_experts: placement.host_experts as u64,
             },
         })
     }

@@ -8,7 +8,7 @@ use super::runner::{ON_BOTH, ON_DEVICE, ON_HOST, Shape, Shapes};
 use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pack::{LANES, Layout, Packed};
 use crate::backend::cuda::Device;
-use crate::circuit::{Circuit, Needs, Node, Parts, Segments, Tape, cut, fuse, fuse_for_device, lower, rehearse, split};
+use crate::circuit::{Circuit, Needs, Node, Parts, Segments, Tape, cut, fuse, fuse_for_device, lower, rehearse, set_aside, split};
 use crate::ensure;
 use crate::error::{Error, Kind, Result, reserve};
 use crate::families::loader_for_config;
@@ -106,11 +106,12 @@ impl Prepared {
         let schedule = options.precision.resolve()?;
         let expert_budget = options.expert_budget()?.filter(|_| options.synthetic.is_none());
         let device = options.device.checked_sub(1).map(Device::open).transpose()?;
+        let mut options = options.clone();
         if device.is_some() && expert_budget.is_some() {
-            let text = "expert_bytes: on a device all experts are packed; none can stay in their file";
-            return Err(Error::new(Kind::Unsupported, text).named("expert_bytes"));
+            // What comes out of the file while the model runs is the processor's.
+            options.host_experts = usize::MAX;
         }
-        let kv_type = kv_type(&checkpoint, compute, options)?;
+        let kv_type = kv_type(&checkpoint, compute, &options)?;
         if let Some(device) = &device {
             ensure_device_has(kv_type, &device.info().name)?;
         }
@@ -162,7 +163,7 @@ impl Prepared {
                 counts: &counts,
                 compute,
                 schedule: &schedule,
-                options,
+                options: &options,
                 root: Default::default(),
             };
             for spec in &declarations.weights {
@@ -187,7 +188,7 @@ impl Prepared {
             compute,
             context,
             expert_budget,
-            options: options.clone(),
+            options,
             device,
             placement,
         };
@@ -210,7 +211,7 @@ impl Prepared {
     /// The parts of the encoder's circuit, where the model has one.
     pub fn encoder_parts(&self, plain: bool) -> Result<Option<Parts<Circuit>>> {
         // Of a model that is split the encoder stays here, but for what later layers read of it.
-        let cut = if self.placement.is_split() { usize::MAX } else { self.placement.cut };
+        let cut = if self.placement.is_cut() { usize::MAX } else { self.placement.cut };
         self.encoder_circuit()?.map(|circuit| self.finished(circuit, cut, plain)).transpose()
     }
 
@@ -233,7 +234,11 @@ impl Prepared {
     }
 
     fn finished(&self, circuit: Circuit, stage: usize, plain: bool) -> Result<Parts<Circuit>> {
-        cut(circuit, stage, &self.placement.held).map(|mut circuit, on_device| {
+        let mut parts = cut(circuit, stage, &self.placement.held);
+        if let (Some(device), true) = (&mut parts.device, self.placement.host_experts > 0) {
+            parts.asides = set_aside(device, |node| self.placement.stays(node));
+        }
+        parts.map(|mut circuit, on_device| {
             lower(&mut circuit, &|id| self.needs(id));
             if !plain {
                 fuse(&mut circuit);

@@ -4,7 +4,7 @@ use super::load::Engine;
 use crate::backend::cpu::pause::Control;
 use crate::backend::cuda::Stream;
 use crate::cache::{LayerPages, SequenceState};
-use crate::circuit::{DeviceWorkspace, Keep, Outcome, Program, Progress, Segments, Workspace};
+use crate::circuit::{DeviceWorkspace, Keep, Outcome, Program, Progress, Segments, Stop, Workspace};
 use crate::error::{Result, vec_with_capacity};
 use crate::ops::{Batch, KvPages, Segment, StatePointers, Value};
 use std::ops::Range;
@@ -91,28 +91,30 @@ pub(super) struct Reached {
     host: Progress,
     /// Whether that is done, and the device's is under way.
     passed: bool,
+    /// In what the device has stopped for.
+    aside: Progress,
 }
 
 /// What programs run in: on the processor, on a device, or on both.
 pub(super) struct Room {
     host: Option<Box<Workspace>>,
     device: Option<Box<DeviceWorkspace>>,
+    /// Of what the device stops for, apart: what the processor began with may be looked at after a run.
+    asides: Option<Box<Workspace>>,
 }
 
 impl Room {
     /// For these programs; `stream` is that of the device. Of the batches: key/value states, and the longest sequence.
     pub fn new(programs: &[&Segments], stream: Option<&Arc<Stream>>, (kv_states, context): (usize, usize)) -> Result<Room> {
-        let here: Vec<&Program> = programs.iter().filter_map(|program| program.both().0).collect();
+        let workspace = |bytes: Option<usize>| bytes.map(|bytes| Workspace::new(bytes).map(Box::new)).transpose();
         let there: Vec<&Program> = programs.iter().filter_map(|program| program.both().1).collect();
-        let host = match here.iter().map(|program| program.workspace_bytes()).max() {
-            Some(bytes) => Some(Box::new(Workspace::new(bytes)?)),
-            None => None,
-        };
+        let host = workspace(programs.iter().filter_map(|program| program.both().0).map(Program::workspace_bytes).max())?;
+        let asides = workspace(programs.iter().flat_map(|program| program.asides()).map(Program::workspace_bytes).max())?;
         let device = match stream.filter(|_| !there.is_empty()) {
             Some(stream) => Some(Box::new(DeviceWorkspace::new(stream, &there, kv_states, context)?)),
             None => None,
         };
-        Ok(Room { host, device })
+        Ok(Room { host, device, asides })
     }
 
     /// For a program of a loaded model.
@@ -131,7 +133,7 @@ impl Room {
         keeping: Keeping,
         control: Control<'_>,
     ) -> Result<Outcome> {
-        let (here, there) = program.both_mut();
+        let (here, there, asides) = program.all_mut();
         if let (Some(here), Some(workspace), false) = (here, &mut self.host, reached.passed) {
             let outcome = here.run(engine.pool(), workspace, batch, engine.weights(), &mut reached.host, control)?;
             let (Some(there), Some(device), Outcome::Done) = (there, &mut self.device, outcome) else { return Ok(outcome) };
@@ -147,11 +149,33 @@ impl Room {
         };
         let slots = engine.states().0.layout().slot_floats(true);
         let keep = (keeping != Keeping::Nothing).then_some(Keep { slots, candidates: keeping == Keeping::Candidates });
-        let ran = device.run(there, batch, engine.device_weights()?, keep, control);
-        if !matches!(ran, Ok(Outcome::Suspended)) {
-            reached.passed = false;
+        loop {
+            let stop = device.run(there, batch, engine.device_weights()?, keep, control).inspect_err(|_| reached.passed = false)?;
+            let (aside, workspace) = match (stop, &mut self.asides) {
+                (Stop::Suspended, _) => return Ok(Outcome::Suspended),
+                (Stop::Done, _) => {
+                    reached.passed = false;
+                    return Ok(Outcome::Done);
+                }
+                (Stop::Aside(index), Some(workspace)) => (&mut asides[index], workspace),
+                (Stop::Aside(_), None) => crate::bail!(Internal, "a program without a room to run in"),
+            };
+            if !reached.aside.has_begun() {
+                device.hand_out(there, |value, bytes| aside.write_bytes(workspace, batch, value, bytes));
+            }
+            let ran = aside.run(engine.pool(), workspace, batch, engine.weights(), &mut reached.aside, control);
+            let ran = ran.inspect_err(|_| {
+                device.restart();
+                reached.passed = false;
+            });
+            if ran? == Outcome::Suspended {
+                return Ok(Outcome::Suspended);
+            }
+            device.take_back(there, |value, out| aside.read_bytes(workspace, batch, value, out));
+            if control.due() {
+                return Ok(Outcome::Suspended);
+            }
         }
-        ran
     }
 
     /// Runs the definitions of a program that the processor runs alone, where it is one.
@@ -225,7 +249,7 @@ impl Runner {
 
     /// Gives back what is kept between runs.
     pub fn trim(&mut self) {
-        if let Some(workspace) = &mut self.room.host {
+        for workspace in self.room.host.iter_mut().chain(&mut self.room.asides) {
             workspace.trim();
         }
     }

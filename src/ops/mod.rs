@@ -9,6 +9,7 @@
 
 mod act;
 mod add;
+mod aside;
 mod attention;
 mod attention_parts;
 mod batch_image;
@@ -78,6 +79,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use act::{ActMul, Activation};
 pub use add::{Add, AddNorm};
+pub use aside::Aside;
 pub use attention::{Attention, CacheWrite};
 pub use attention_parts::AttentionParts;
 pub use batch_image::{BATCH, BatchArgs, BatchImage, BatchPlaces, News, batch_grid};

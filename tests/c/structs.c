@@ -21,6 +21,8 @@ static void layout(void) {
     AT(metrale_load_options, expert_bytes, 80);
     AT(metrale_load_options, precision, 88);
     AT(metrale_load_options, kv_type, 108);
+    AT(metrale_load_options, device_layers, 120);
+    AT(metrale_load_options, host_experts, 128);
     AT(metrale_runtime_options, flags, 8);
     AT(metrale_runtime_options, alloc, 16);
     AT(metrale_runtime_options, free, 24);
@@ -37,6 +39,8 @@ static void layout(void) {
     AT(metrale_memory_plan, weights, 8);
     AT(metrale_memory_plan, total, 48);
     AT(metrale_memory_plan, source, 56);
+    AT(metrale_memory_plan, device_layers, 104);
+    AT(metrale_memory_plan, host_experts, 112);
     AT(metrale_seq_options, flags, 8);
     AT(metrale_seq_options, context, 16);
     AT(metrale_seq_options, sampler, 24);

@@ -2,7 +2,7 @@
 
 use metrale::backend::cpu::pause::Control;
 use metrale::backend::cuda::{Block, Device, Stream};
-use metrale::circuit::{DeviceWeights, DeviceWorkspace, Program};
+use metrale::circuit::{DeviceWeights, DeviceWorkspace, Program, Stop};
 use metrale::error::{Kind, Result};
 use metrale::ops::*;
 use metrale::weights::Declarations;
@@ -76,7 +76,7 @@ impl OnDevice {
     pub fn run(&mut self, program: &Program, batch: &Batch, output: Value) -> Option<Vec<f32>> {
         let mut run = || -> Result<Vec<f32>> {
             self.workspace.poison()?;
-            self.workspace.run(program, batch, &self.weights.weights, None, Control::none())?;
+            assert_eq!(self.workspace.run(program, batch, &self.weights.weights, None, Control::none())?, Stop::Done);
             let mut rows = Vec::new();
             self.workspace.read(program, batch, output, &mut rows)?;
             Ok(rows)

@@ -30,6 +30,7 @@ struct load_options {
     std::uint32_t device = 0;
     std::uint64_t device_bytes = 0;
     std::uint64_t device_layers = 0;
+    std::uint64_t host_experts = 0;
     std::uint64_t flags = 0; // METRALE_LOAD_*
 
     // As the library takes them; points into this object.
@@ -54,6 +55,7 @@ struct load_options {
         out.device = device;
         out.device_bytes = device_bytes;
         out.device_layers = device_layers;
+        out.host_experts = host_experts;
         out.flags = flags;
         return out;
     }

@@ -50,6 +50,8 @@ public struct LoadOptions: Sendable {
     public var deviceBytes: UInt64 = 0
     /// The last layers that run there, `UInt64.max` for all of the model; 0 takes as many as `deviceBytes` hold.
     public var deviceLayers: UInt64 = 0
+    /// Of these the first so many whose experts stay on the processor; 0 is as few as `deviceBytes` require.
+    public var hostExperts: UInt64 = 0
     /// Called on the thread that loads.
     public var progress: (@Sendable (LoadProgress) -> Void)?
 
@@ -81,6 +83,7 @@ final class Loading: @unchecked Sendable { // the handle may be used on any thre
         wanted.device = options.device
         wanted.device_bytes = options.deviceBytes
         wanted.device_layers = options.deviceLayers
+        wanted.host_experts = options.hostExperts
         if options.progress != nil {
             wanted.user = Unmanaged.passUnretained(self).toOpaque()
             wanted.progress = { user, done, total, phase in
