@@ -51,7 +51,7 @@ type LoadOptions struct {
 	PrefixBytes   uint64         // most bytes kept of prompts, so that one that begins like an earlier one is not computed again
 	Device        int            // the device that computes, as [Devices] numbers them; 0 is the processor
 	DeviceBytes   uint64         // most bytes of that device that model and one sequence may take; 0 takes what is free there
-	Layers        uint64         // the last layers that run there, [AllLayers] for all; 0 takes as many as DeviceBytes hold
+	DeviceLayers  uint64         // the last layers that run there, [AllLayers] for all; 0 takes as many as DeviceBytes hold
 	LowPriority   bool           // on a device, other work of the process goes first
 	Deterministic bool           // on a device, the same bits alone and in any batch; slower
 	Precision     string         // types of chosen layers, such as "layers.0-3.mlp=f32,head=bf16"
@@ -82,7 +82,7 @@ func (o *LoadOptions) native() (options C.metrale_load_options, err error) {
 	options.prefix_bytes = C.uint64_t(o.PrefixBytes)
 	options.device = C.uint32_t(o.Device)
 	options.device_bytes = C.uint64_t(o.DeviceBytes)
-	options.device_layers = C.uint64_t(o.Layers)
+	options.device_layers = C.uint64_t(o.DeviceLayers)
 	if o.LowPriority {
 		options.flags |= C.METRALE_LOAD_LOW_PRIORITY
 	}

@@ -169,33 +169,30 @@ impl Prepared {
                 layouts.push(choice.layouts(spec, &mut findings));
             }
         }
-        match report(findings) {
-            Some(e) => Err(e),
-            None if options.prefix_bytes > 0 && model.encoder().is_some() => Err(Error::new(
-                Kind::Unsupported,
-                "prefix_bytes: the model translates, and what it makes of a beginning depends on the source; nothing can be kept for others",
-            )
-            .named("prefix_bytes")),
-            None => {
-                let placement = Placement::whole(&declarations, device.is_some(), model.dims().layers);
-                let mut prepared = Prepared {
-                checkpoint: Arc::new(checkpoint),
-                model_type,
-                model,
-                declarations,
-                layouts,
-                drafts,
-                compute,
-                context,
-                expert_budget,
-                options: options.clone(),
-                device,
-                placement,
-                };
-                prepared.place_asked()?;
-                Ok(prepared)
-            }
+        if let Some(e) = report(findings) {
+            return Err(e);
         }
+        if options.prefix_bytes > 0 && model.encoder().is_some() {
+            let text = "prefix_bytes: the model translates, and what it makes of a beginning depends on the source; nothing can be kept for others";
+            return Err(Error::new(Kind::Unsupported, text).named("prefix_bytes"));
+        }
+        let placement = Placement::whole(&declarations, device.is_some(), model.dims().layers);
+        let mut prepared = Prepared {
+            checkpoint: Arc::new(checkpoint),
+            model_type,
+            model,
+            declarations,
+            layouts,
+            drafts,
+            compute,
+            context,
+            expert_budget,
+            options: options.clone(),
+            device,
+            placement,
+        };
+        prepared.place_asked()?;
+        Ok(prepared)
     }
 
     /// The circuit as a whole, with formats connected and nothing fused.
