@@ -155,9 +155,10 @@ struct F8Group {
 struct GroupUnits {
     const u8* panel;
     Words2 now, next;
-    DEVICE Words2 load(u32 k) const { return load8(panel + k / F8_RUN * 64 + lane() / 4 * 8); }
-    DEVICE void begin(const u8* at) {
-        panel = at;
+    DEVICE Words2 load(u32 k) const { return load8(panel + k / F8_RUN * 64); }
+    // `row`: the lane's first of two.
+    DEVICE void begin(const u8* at, u32 row) {
+        panel = at + row * 4;
         next = load(0), now = next;
     }
     // To the run that has been loaded; the one after it begins at k. Gives back what sums are to be multiplied by.
@@ -174,10 +175,10 @@ struct GroupUnits {
     }
 };
 
-// A block's 128 weight rows, 16 for each warp, by HALVES times 128 rows of x from `row` on; `p` tells columns. `panel`: of a warp, whose scales are
-// read here where it has such. `load` loads what a lane has of a stage; `store` takes a warp's sums.
+// A block's 128 weight rows, 16 for each warp, by HALVES times 128 rows of x from `row` on; `p` tells columns. `panel`: of a lane, whose scales are
+// read here where it has such, for its rows `within` and the next. `load` loads what a lane has of a stage; `store` takes a warp's sums.
 template <class F, u32 HALVES, u32 STAGES, class Load, class Store>
-DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, const u8* panel, u32 row, Load load, Store store) {
+DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, const u8* panel, u32 within, u32 row, Load load, Store store) {
     const u32 TILE = HALVES * 128 * 128, DEPTH = 4;
     memory += (0u - shared_address(memory)) % ATOM;
     Barrier *full = (Barrier*)(memory + STAGES * TILE), *empty = full + STAGES;
@@ -207,7 +208,7 @@ DEVICE void multiply_group(const TensorArgs& a, u8* memory, const Part& p, const
     registers_up<240>();
     const u32 front = F::SCALED ? f8_front(p) : F::FRONT;
     GroupUnits units = {};
-    if (F::SCALED) units.begin(panel);
+    if (F::SCALED) units.begin(panel, within);
     auto at_stage = [&](u32 s) { return front + (u64)(s < stages ? s % per_limb : 0) * F::STAGE; };
     float acc[HALVES][64] = {};
     typename F::Raw raw[DEPTH];
@@ -269,7 +270,7 @@ template <class F, u32 HALVES, u32 STAGES> DEVICE void linear_group(const Tensor
     u32 mine = panel + threadIdx.x / 32;
     const u8* weights = panel_within(p, mine);
     auto load = [&](typename F::Raw& raw, u64 at) { F::load(raw, weights + at, lane() / 4 * 2); };
-    multiply_group<F, HALVES, STAGES>(a, memory, p, weights, row, load, [&](float (&acc)[HALVES][64], u32 rows) {
+    multiply_group<F, HALVES, STAGES>(a, memory, p, weights, lane() / 4 * 2, row, load, [&](float (&acc)[HALVES][64], u32 rows) {
         u32 n = mine * 16 + lane() / 4 * 2;
         if (n >= p.rows) return;
         bool both = n + 1 < p.rows;
@@ -340,7 +341,7 @@ template <class F, u32 HALVES, u32 STAGES> DEVICE void gated_group(const GatedAr
     const Part &gate = a.part[0], &up = a.part[1];
     const u8* weights = panel_within(upper ? up : gate, panel);
     auto load = [&](typename F::Raw& raw, u64 at) { F::load(raw, weights + at, within); };
-    multiply_group<F, HALVES, STAGES>(a, memory, gate, nullptr, row, load, [&](float (&acc)[HALVES][64], u32 rows) {
+    multiply_group<F, HALVES, STAGES>(a, memory, gate, weights, within, row, load, [&](float (&acc)[HALVES][64], u32 rows) {
         u32 n = panel * 16 + within;
         float bias[2][2] = {};
 #pragma unroll
@@ -373,4 +374,6 @@ template <class F, u32 HALVES, u32 STAGES> DEVICE void gated_group(const GatedAr
     }
 GATED(gated_bf16_128, Bf16Group, 1, 8)
 GATED(gated_bf16_256, Bf16Group, 2, 6)
+GATED(gated_f8_128, F8Group, 1, 8)
+GATED(gated_f8_256, F8Group, 2, 6)
 #endif

@@ -50,6 +50,7 @@ fn cases() -> Vec<Case> {
         case("bf16", "llama", wide.clone(), DType::BF16, Compute::Fast),
         case("bf16 exact", "llama", json!({}), DType::BF16, Compute::F32),
         case("f16", "llama", narrow, DType::F16, Compute::Fast),
+        case("f8", "llama", json!({}), DType::F8E4M3, Compute::Fast),
         case("q8_0", "llama", wide, DType::Q8_0, Compute::Fast),
         case("q4_k", "llama", json!({"intermediate_size": 256}), DType::Q4K, Compute::Fast),
         case("window", "mistral", json!({"sliding_window": 30}), DType::Q4_0, Compute::Fast),

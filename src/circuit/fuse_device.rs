@@ -7,23 +7,23 @@ use crate::ops::{
     PREPARED_COLUMNS, Port, Quantize, Rope, Value, WIDEST_HEAD, WeightId,
 };
 
-/// Applies all rules. `bf16` tells weights all of whose parts are bfloat16.
-pub fn fuse_for_device(circuit: &mut Circuit, bf16: &dyn Fn(WeightId) -> bool) {
+/// Applies all rules. `words` tells weights all of whose parts take rows of words ([`takes_prepared`](crate::ops::takes_prepared)).
+pub fn fuse_for_device(circuit: &mut Circuit, words: &dyn Fn(WeightId) -> bool) {
     quantized(circuit);
     heads(circuit);
     // What makers write as words depends on the number of rows, and so does the kernel that gates.
     if circuit.rounds && !circuit.fixed_order {
-        gated(circuit, bf16);
-        prepared(circuit, bf16);
+        gated(circuit, words);
+        prepared(circuit, words);
     }
 }
 
 /// Products whose two halves only an activation reads.
-fn gated(circuit: &mut Circuit, bf16: &dyn Fn(WeightId) -> bool) {
+fn gated(circuit: &mut Circuit, words: &dyn Fn(WeightId) -> bool) {
     let mut index = 0;
     while index < circuit.nodes.len() {
         let linear = circuit.nodes[index].op.as_any().downcast_ref::<Linear>().cloned();
-        if let Some(linear) = linear.filter(|linear| linear.x.is_some() && bf16(linear.weight))
+        if let Some(linear) = linear.filter(|linear| linear.x.is_some() && words(linear.weight))
             && let Some(reader) = only_reader(circuit, linear.y)
             && let Some(act) = circuit.nodes[reader].op.as_any().downcast_ref::<ActMul>().cloned()
             && let Some(up_first) = halves(circuit, linear.y, &act)
@@ -50,8 +50,8 @@ fn halves(circuit: &Circuit, whole: Value, act: &ActMul) -> Option<bool> {
     }
 }
 
-/// Values that only products with bfloat16 read, which round them: their makers write them in the order of those products.
-fn prepared(circuit: &mut Circuit, bf16: &dyn Fn(WeightId) -> bool) {
+/// Values that only products with floats of up to 16 bits read, which round them: their makers write them in the order of those products.
+fn prepared(circuit: &mut Circuit, words: &dyn Fn(WeightId) -> bool) {
     for index in 0..circuit.nodes.len() {
         let Some(value) = circuit.nodes[index].op.prepares() else { continue };
         let info = &circuit.values[value.0 as usize];
@@ -63,7 +63,7 @@ fn prepared(circuit: &mut Circuit, bf16: &dyn Fn(WeightId) -> bool) {
         let takes_words = |&at: &usize| {
             let op = circuit.nodes[at].op.as_any();
             let product = op.downcast_ref::<Linear>().or_else(|| Some(&op.downcast_ref::<GatedLinear>()?.linear));
-            product.is_some_and(|product| product.x == value && bf16(product.weight))
+            product.is_some_and(|product| product.x == value && words(product.weight))
         };
         if !seen && !readers.is_empty() && readers.iter().all(takes_words) {
             circuit.values[value.0 as usize].shape.kind = Kind::Prepared;

@@ -14,7 +14,7 @@ use crate::error::{Error, Kind, Result, reserve};
 use crate::families::loader_for_config;
 use crate::layers::{Config, RopeParameters};
 use crate::model::{Build, Model};
-use crate::ops::{GpuWeight, KvType, Port, Value, WeightId, part_of};
+use crate::ops::{GpuWeight, KvType, Port, Value, WeightId, part_of, takes_prepared};
 use crate::options::{Compute, KvChoice, LoadOptions};
 use crate::tensor::DType;
 use crate::weights::{Checkpoint, Declarations, Part, Role, Source, WeightSpec, regroup};
@@ -243,7 +243,7 @@ impl Prepared {
             if !plain {
                 fuse(&mut circuit);
                 if on_device {
-                    fuse_for_device(&mut circuit, &|id| self.is_bf16(id));
+                    fuse_for_device(&mut circuit, &|id| self.takes_words(id));
                 }
             }
             if !on_device {
@@ -284,8 +284,9 @@ impl Prepared {
         Needs { f32: layouts.iter().any(|l| !l.is_integer()), q8: layouts.iter().any(|l| l.is_integer()) }
     }
 
-    fn is_bf16(&self, id: WeightId) -> bool {
-        self.layouts[id.0 as usize].iter().all(|l| *l == Layout::Bf16)
+    fn takes_words(&self, id: WeightId) -> bool {
+        let index = id.0 as usize;
+        self.layouts[index].iter().all(|layout| takes_prepared(*layout, self.declarations.weights[index].cols))
     }
 
     /// Bytes that a thread's rounded copy of a product's input takes at most.

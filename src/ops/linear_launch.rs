@@ -7,6 +7,7 @@
 use super::linear::Linear;
 use super::linear_plan::Plan;
 use super::{GatedLinear, Gpu, LayoutKind, Part, Value, View, Words};
+use crate::backend::cpu::pack::{F8_RUN, Layout};
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 
@@ -182,6 +183,12 @@ pub(super) fn words(rows: usize, gpu: &Gpu<'_>) -> Option<(usize, Words)> {
 /// Columns that rows of words come in multiples of.
 pub const PREPARED_COLUMNS: usize = 64;
 
+/// Whether products with parts of a layout take rows of words, which they would round to otherwise.
+pub fn takes_prepared(layout: Layout, cols: usize) -> bool {
+    // 8-bit floats: whole runs, without which no kernel for many rows takes their order.
+    layout == Layout::Bf16 || layout == Layout::F8 && cols.is_multiple_of(F8_RUN)
+}
+
 /// Bytes of a value of `rows` rows as words; `None` on overflow.
 pub fn prepared_bytes(rows: usize, width: usize) -> Option<usize> {
     tiles_for(rows).checked_mul(TILE)?.checked_mul(width)?.checked_mul(2)
@@ -287,7 +294,7 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
     let (narrow, wide) = tensor_kernels(&parts[0]);
     let plan = (tiles <= NARROW / TILE).then(|| match gpu.fixed_order() {
         // How warps share k is the order of a sum: the same for any number of rows.
-        true => Plan::new(&parts[0], format, blocks(2), NARROW / TILE, Gating::NONE, gpu).for_tiles(&parts[0], format, tiles),
+        true => Plan::new(&parts[0], format, blocks(2), NARROW / TILE, Gating::NONE, gpu).for_tiles(&parts[0], format, tiles, gpu),
         false => Plan::new(&parts[0], format, blocks(2), tiles, Gating::NONE, gpu),
     });
     let prepare = PrepareArgs {
@@ -319,7 +326,7 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
         gpu.launch(named(kernel), Grid::new(grid, 256).early(), &prepare)?;
     }
     if let Some(plan) = plan {
-        return plan.launch(gpu, narrow[tiles.ilog2() as usize], args);
+        return plan.launch(gpu, narrow.map(|names| names[tiles.ilog2() as usize]), args);
     }
     let both = grouped.unwrap_or_else(|| wide_kernels(&parts[0], wide));
     let Block { kernel, rows: most, threads, shared } = fitting(both, rows, blocks(GROUP_PANELS), gpu);
@@ -330,14 +337,17 @@ fn slice(op: &Linear, gpu: &Gpu<'_>, parts: &[Part], format: &Format, first: usi
 pub(super) fn gated(op: &GatedLinear, gpu: &Gpu<'_>) -> Result<bool> {
     let (linear, parts, rows) = (&op.linear, gpu.parts(op.linear.weight), gpu.rows(op.act.y));
     let ([first, second], Some((a, b))) = (parts, op.act.act.as_sigmoid()) else { return Ok(false) };
-    let takes = |part: &Part| part.kind == LayoutKind::Bf16 && part.cols.is_multiple_of(32);
-    if first.rows != second.rows || !takes(first) || !takes(second) {
+    let takes = matches!(first.kind, LayoutKind::Bf16 | LayoutKind::F8) && first.kind == second.kind;
+    if !takes || first.rows != second.rows || !first.cols.is_multiple_of(32) {
         return Ok(false);
     }
     let gating = Gating { on: 1, linear: a, cubic: b };
     let both = if op.up_first { [*second, *first] } else { [*first, *second] };
     let (y, bias) = (gpu.view(op.act.y), gpu.vector(linear.bias));
     if rows <= FEW {
+        if first.kind == LayoutKind::F8 {
+            return Ok(false);
+        }
         vector_of(&both, linear, y, rows, gating, gpu)?;
         return Ok(true);
     }
@@ -348,14 +358,15 @@ pub(super) fn gated(op: &GatedLinear, gpu: &Gpu<'_>) -> Result<bool> {
     if rows <= NARROW {
         let pairs = 2 * (first.rows as usize).div_ceil(32);
         let plan = Plan::new(first, &Format::of(first, true), pairs, tiles, gating, gpu);
-        plan.launch(gpu, tensor_kernels(first).0[tiles.ilog2() as usize], product)?;
+        plan.launch(gpu, tensor_kernels(first).0.map(|names| names[tiles.ilog2() as usize]), product)?;
         return Ok(true);
     }
     if order != Words::Groups {
         return Ok(false);
     }
     let blocks = (first.rows as usize).div_ceil(16 * GROUP_PANELS / 2);
-    let Block { kernel, rows: most, threads, shared } = fitting(group_blocks(["gated_bf16_128", "gated_bf16_256"]), rows, blocks, gpu);
+    let names = if first.kind == LayoutKind::F8 { ["gated_f8_128", "gated_f8_256"] } else { ["gated_bf16_128", "gated_bf16_256"] };
+    let Block { kernel, rows: most, threads, shared } = fitting(group_blocks(names), rows, blocks, gpu);
     let grid = Grid::new([rows.div_ceil(most), blocks, 1], threads).shared(shared).early();
     gpu.launch(kernel, grid, &GatedArgs { product, gating, spare: 0 })?;
     Ok(true)
@@ -434,12 +445,15 @@ pub(super) fn stage_bytes(part: &Part) -> usize {
     }
 }
 
-/// The kernels for 8, 16 and 32 rows, and those for many.
-fn tensor_kernels(part: &Part) -> ([&'static str; 3], [&'static str; 2]) {
+/// The kernels for 8, 16 and 32 rows, of kernels/linear_narrow.cu and kernels/linear_stream.cu, and those for many.
+fn tensor_kernels(part: &Part) -> ([[&'static str; 3]; 2], [&'static str; 2]) {
     macro_rules! named {
         ($name:literal, $large:literal) => {
             (
-                [concat!("narrow_", $name, "_1"), concat!("narrow_", $name, "_2"), concat!("narrow_", $name, "_4")],
+                [
+                    [concat!("narrow_", $name, "_1"), concat!("narrow_", $name, "_2"), concat!("narrow_", $name, "_4")],
+                    [concat!("stream_", $name, "_1"), concat!("stream_", $name, "_2"), concat!("stream_", $name, "_4")],
+                ],
                 [concat!("wide_", $name, "_8"), concat!("wide_", $name, "_", $large)],
             )
         };

@@ -107,7 +107,7 @@ pub use join::Join;
 pub use kv::{KvSpec, KvType, PAGE};
 pub use last_rows::LastRows;
 pub use linear::Linear;
-pub use linear_launch::{PREPARED_COLUMNS, prepared_bytes};
+pub use linear_launch::{PREPARED_COLUMNS, prepared_bytes, takes_prepared};
 pub use mamba2::Mamba2;
 pub use mean_groups::MeanGroups;
 pub use ngram::{NgramHash, NgramRows, NgramTable};

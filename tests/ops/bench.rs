@@ -150,7 +150,7 @@ pub fn compare(
     let mut circuit = tape.finish(output).unwrap_or_else(|e| panic!("{name}: {e}"));
     circuit.rounds = name.starts_with("rounded ");
     lower(&mut circuit, &|_| Needs { f32: !layout.is_integer(), q8: layout.is_integer() });
-    fuse_for_device(&mut circuit, &|_| layout == Layout::Bf16);
+    fuse_for_device(&mut circuit, &|id| takes_prepared(layout, d.weights[id.0 as usize].cols));
     let prepared = circuit.values.iter().any(|value| value.shape.kind == Kind::Prepared);
     assert_eq!(prepared, name.contains(" prepared"), "{name}: whether a value is made for products");
     if let Some(fused) = name.strip_prefix("fused ").or(name.strip_prefix("rounded gated").map(|_| "gated_linear")) {

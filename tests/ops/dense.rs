@@ -214,17 +214,21 @@ fn prepared_for_products() {
         b.t.op(product(x, w))
     });
     // The gate's half first, or second: a kernel for many rows keeps both. With rows of words, and of f32 where another width is read.
-    for (half, up_first, bias, act) in [
-        (192, false, false, Activation::Silu),
-        (192, true, true, Activation::GeluTanh),
-        (100, false, true, Activation::Silu),
-        (192, false, false, Activation::Relu2),
+    for (layout, half, up_first, bias, act) in [
+        (Layout::Bf16, 192, false, false, Activation::Silu),
+        (Layout::Bf16, 192, true, true, Activation::GeluTanh),
+        (Layout::Bf16, 100, false, true, Activation::Silu),
+        (Layout::Bf16, 192, false, false, Activation::Relu2),
+        (Layout::F8, 256, false, true, Activation::Silu),
+        (Layout::F8, 256, true, false, Activation::GeluTanh),
+        // No whole runs behind the activation: rows of f32.
+        (Layout::F8, 192, false, false, Activation::Silu),
     ] {
         let declare = move |d: &mut Declarations| {
             let gated = d.stacked("g", &[("gate", half), ("up", half)], 128).0;
             vec![d.matrix("w", 148, half).0, gated, d.vector("b", 2 * half, 0.0).0, d.vector("n", 128, 0.0).0]
         };
-        compare("rounded gated_linear prepared", declare, Layout::Bf16, 1e-2, |b, w| {
+        compare(&format!("rounded gated_linear {layout:?} {half} prepared"), declare, layout, 1e-2, |b, w| {
             let (x, y) = (b.given(128), b.given(128));
             let x = b.t.record(AddNorm { a: x, b: y, weight: WeightId(w[3]), eps: 1e-5, sum: Value::NONE, y: Value::NONE })[1];
             let bias = bias.then_some(WeightId(w[2]));
