@@ -6,6 +6,7 @@
 use super::cost::Cost;
 use super::fingerprint::Maker;
 use super::info::Info;
+use super::late;
 use super::load::{Engine, OnDevice};
 use super::making::{Making, Room};
 use super::pack::{self, Supply};
@@ -20,6 +21,7 @@ use super::stored;
 use super::synthetic::Random;
 use super::vocabulary;
 use crate::backend::cpu::arena::Region;
+use crate::backend::cpu::late::Desk;
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd;
 use crate::backend::cuda::{Device, Stream};
@@ -108,6 +110,8 @@ struct Weights {
     region: Arc<Region>,
     /// Those that go to a device are packed one by one, each in memory of its own.
     none: Arc<Region>,
+    /// For those that wait until they are used.
+    late: Option<Arc<Desk>>,
     weights: Vec<Weight>,
     /// Where they go, if that is not the host's memory.
     device: Option<Putting>,
@@ -210,7 +214,7 @@ impl Loader {
                 false => Stage::Programs(prepared, programs),
             },
             Stage::Pool(prepared, programs) => {
-                let weights = Weights::new(*prepared, *programs, &self.options, self.pool.take())?;
+                let weights = Weights::new(*prepared, *programs, &self.options, self.pool.take(), self.at_once)?;
                 self.progress = Progress { done_bytes: 0, total_bytes: 0, phase: "tokenizer" };
                 runtime::note(Level::Info, 0, || format!("load: weights, {} bytes", weights.planned()));
                 Stage::Vocabulary(Box::new(weights))
@@ -262,7 +266,7 @@ impl Loader {
 }
 
 impl Weights {
-    fn new(prepared: Prepared, programs: Programs, options: &LoadOptions, pool: Option<Pool>) -> Result<Weights> {
+    fn new(prepared: Prepared, programs: Programs, options: &LoadOptions, pool: Option<Pool>, at_once: bool) -> Result<Weights> {
         let plan = prepared.plan_of(&programs, 1)?;
         preflight::check_memory(&plan, prepared.context, options.memory)?;
         if let Some(device) = &prepared.device {
@@ -287,9 +291,26 @@ impl Weights {
         let weights = vec_with_capacity(prepared.declarations.weights.len(), "the list of weights")?;
         let experts = Arc::new(ExpertCache::new(prepared.expert_budget.unwrap_or(0)));
         let device = prepared.device.as_ref().map(|device| Putting::new(device, &prepared, &plan)).transpose()?;
-        let region = Region::new(Class::Weights, prepared.region_bytes()?, "packed weights")?;
+        let bytes = prepared.region_bytes()?;
+        let region = Region::new(Class::Weights, bytes, "packed weights")?;
+        // Whoever loads in steps has frames to draw, which packing later would disturb.
+        let late = if at_once { late::desk(&prepared, pool.count(), bytes as u64)? } else { None };
         let none = Region::new(Class::Weights, 0, "packed weights")?;
-        Ok(Weights { prepared, plan, pool, supply, experts, region, none, weights, device, programs, done: 0, making: Making::default() })
+        Ok(Weights {
+            prepared,
+            plan,
+            pool,
+            supply,
+            experts,
+            region,
+            none,
+            late,
+            weights,
+            device,
+            programs,
+            done: 0,
+            making: Making::default(),
+        })
     }
 
     /// Bytes of all weights, where they go.
@@ -312,7 +333,7 @@ impl Weights {
         }
         let place = prepared.placement.weights[index];
         let region = if place.device { &self.none } else { &self.region };
-        let room = Room { pool: &self.pool, region, packs_rows: place.device };
+        let room = Room { pool: &self.pool, region, packs_rows: place.device, late: self.late.as_ref().filter(|_| !place.device) };
         if let Some(weight) = self.making.step(&self.supply, spec, layouts, &room, most)? {
             self.making = Making::default();
             self.done += weight.bytes() as u64;

@@ -17,6 +17,7 @@ mod fingerprint;
 mod forward;
 pub mod generate;
 mod info;
+mod late;
 mod layouts;
 mod load;
 mod loader;

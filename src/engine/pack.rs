@@ -180,7 +180,7 @@ impl Packing {
 
     /// Gives back what was read of a large tensor, which would else be in memory twice by its end.
     fn give_back(&mut self, supply: &Supply, pool: &Pool) -> Result<()> {
-        let shares = self.packed.data().len() / SHARE;
+        let shares = self.packed.len() / SHARE;
         let (Supply::Checkpoint(checkpoint), Pick::Whole, 2..) = (supply, self.part.pick, shares) else { return Ok(()) };
         let rows = (self.panels * LANES).min(self.part.rows);
         let read = (rows as u128 * shares as u128 / self.part.rows.max(1) as u128) as usize;
@@ -272,7 +272,7 @@ pub(super) fn paged(checkpoint: &Checkpoint, spec: &WeightSpec, layouts: &[Layou
 
 /// A worker's buffers.
 #[derive(Default)]
-struct Scratch {
+pub(super) struct Scratch {
     values: Vec<f32>,
     halves: Vec<u16>,
     codes: Vec<i8>,
@@ -331,7 +331,7 @@ fn columns(tensor: &Stored, part: &Part, width: usize, start: usize, cols: usize
 }
 
 /// Fills one panel from stored rows.
-fn fill(
+pub(super) fn fill(
     stored: &Stored,
     part: &Part,
     layout: Layout,
@@ -545,7 +545,7 @@ mod tests {
             loop {
                 // One panel at a time.
                 if let Some(weight) =
-                    making.step(&supply, spec, &layouts, &Room { pool: &pool, region: &region, packs_rows: false }, 1).unwrap()
+                    making.step(&supply, spec, &layouts, &Room { pool: &pool, region: &region, packs_rows: false, late: None }, 1).unwrap()
                 {
                     return weight;
                 }

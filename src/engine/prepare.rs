@@ -288,7 +288,8 @@ impl Prepared {
         if self.compute == Compute::F32 || !crate::backend::cpu::table().has_pairs() {
             return 0;
         }
-        let matrices = self.declarations.weights.iter().zip(&self.layouts).filter(|(_, layouts)| layouts.contains(&Layout::Bf16));
+        let meets = |layouts: &Vec<Layout>| layouts.iter().any(|layout| matches!(layout, Layout::Bf16 | Layout::F8));
+        let matrices = self.declarations.weights.iter().zip(&self.layouts).filter(|(_, layouts)| meets(layouts));
         matrices.map(|(spec, _)| spec.cols as u64).max().unwrap_or(0).saturating_mul(2 * self.shapes().most_rows() as u64)
     }
 
