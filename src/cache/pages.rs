@@ -33,9 +33,8 @@ unsafe impl Send for PageMemory {}
 
 /// Most pages in one of the first slabs.
 const SLAB: usize = 16;
-/// Pages from which on slabs are large: short contexts do not pay for long ones, and long ones are read from huge pages.
-const SHORT: usize = 3 * SLAB;
-/// Bytes of a large slab, at least.
+/// Bytes of a large slab, at least. Slabs are large once as many bytes are taken: long contexts are read from huge pages, and short ones do not pay for
+/// that.
 const LARGE: usize = 2 << 20;
 
 /// Pages in slabs.
@@ -59,7 +58,7 @@ impl Sizes {
 
     /// Of the slab that follows `taken` pages.
     fn next(&self, taken: usize) -> usize {
-        let next = if taken < SHORT { self.small } else { self.large };
+        let next = if taken < self.large { self.small } else { self.large };
         next.min(self.sequence - taken % self.sequence)
     }
 
@@ -395,9 +394,9 @@ mod tests {
         }
         let pool = PagePool::new(24 << 10, 16384);
         let mut pages = LayerPages::new(&pool, 16384).unwrap();
-        pages.reserve(0, 1536).unwrap();
-        assert_eq!(pool.bytes(), 48 * (24 << 10));
-        pages.reserve(1536, 1537).unwrap();
-        assert!(pool.bytes() >= 48 * (24 << 10) + LARGE);
+        pages.reserve(0, 3072).unwrap();
+        assert_eq!(pool.bytes(), 96 * (24 << 10));
+        pages.reserve(3072, 3073).unwrap();
+        assert!(pool.bytes() >= 96 * (24 << 10) + LARGE);
     }
 }
