@@ -1,7 +1,7 @@
 //! Products of 8-bit floats with activations rounded to bfloat16. Every such weight is a bfloat16, so a table turns two codes into the pair that the
 //! dot instruction takes.
 //!
-//! Few rows are bound by that turning (three shuffles for 32 bytes), many by the dot instruction: a run of four panels is turned once, into the
+//! Few rows are bound by that turning (five shuffles for 64 bytes), many by the dot instruction: a run of four panels is turned once, into the
 //! first cache, and meets all rows there. Each run's sum is one chain over ascending pairs, scaled at its end; the scaled sums are another.
 #![allow(unsafe_code)] // Intrinsics, and raw loads over shapes that `Table::matmul` has checked.
 
@@ -20,8 +20,6 @@ const MANY: usize = 96;
 const PANELS: usize = 4;
 /// Pairs in a run.
 const PAIRS: usize = F8_RUN / 2;
-/// How far ahead a single row asks for weights.
-const AHEAD: usize = 2048;
 
 /// The bfloat16 of each magnitude: low bytes, then high bytes.
 static TURNED: [[u8; 128]; 2] = {
@@ -49,7 +47,7 @@ static TURNED: [[u8; 128]; 2] = {
 struct Turn {
     low: [__m512i; 2],
     high: [__m512i; 2],
-    twice: __m512i,
+    quads: __m512i,
     sign: __m512i,
 }
 
@@ -59,28 +57,28 @@ impl Turn {
         // SAFETY: the caller has AVX-512 VBMI; each table is two registers long.
         unsafe {
             let load = |bytes: &[u8; 128]| [_mm512_loadu_si512(bytes.as_ptr().cast()), _mm512_loadu_si512(bytes.as_ptr().add(64).cast())];
-            let twice: [u8; 64] = std::array::from_fn(|i| i as u8 / 2);
             Turn {
                 low: load(&TURNED[0]),
                 high: load(&TURNED[1]),
-                twice: _mm512_loadu_si512(twice.as_ptr().cast()),
-                sign: _mm512_set1_epi16(0x8000u16 as i16),
+                quads: _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7),
+                sign: _mm512_set1_epi8(-128),
             }
         }
     }
 
-    /// 16 pairs of codes as pairs of bfloat16.
+    /// Twice 16 pairs of codes as pairs of bfloat16.
     #[inline(always)]
-    unsafe fn load(&self, at: *const u8) -> __m512i {
-        const EVEN: u64 = 0x5555_5555_5555_5555;
-        // SAFETY: the caller has AVX-512 VBMI, and `at` is good for 32 bytes.
+    unsafe fn load(&self, at: *const u8) -> (__m512i, __m512i) {
+        // SAFETY: the caller has AVX-512 VBMI, and `at` is good for 64 bytes.
         unsafe {
-            // Each code twice; then the low byte looks itself up in one table and the high byte in the other, by its seven low bits.
-            let codes = _mm512_permutexvar_epi8(self.twice, _mm512_castsi256_si512(_mm256_loadu_si256(at.cast())));
-            let low = _mm512_mask2_permutex2var_epi8(self.low[0], codes, EVEN, self.low[1]);
-            let both = _mm512_mask2_permutex2var_epi8(self.high[0], low, !EVEN, self.high[1]);
-            // both | codes & sign
-            _mm512_ternarylogic_epi32::<0xf8>(both, codes, self.sign)
+            // In each quarter four lanes of the first pair, then those of the second.
+            let codes = _mm512_permutexvar_epi64(self.quads, _mm512_loadu_si512(at.cast()));
+            // Tables are entered by the seven low bits.
+            let low = _mm512_permutex2var_epi8(self.low[0], codes, self.low[1]);
+            let high = _mm512_permutex2var_epi8(self.high[0], codes, self.high[1]);
+            // high | codes & sign
+            let high = _mm512_ternarylogic_epi32::<0xf8>(high, codes, self.sign);
+            (_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high))
         }
     }
 }
@@ -138,8 +136,7 @@ unsafe fn few<const R: usize, const P: usize>(p: &Product<'_>, panel: usize, row
             // Columns come in 32s.
             for i in (0..(p.cols - first).min(F8_RUN) / 2).step_by(2) {
                 unroll!(j < P {
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(j * step + AHEAD).cast());
-                    let (even, odd) = (turn.load(at.add(j * step)), turn.load(at.add(j * step + 2 * LANES)));
+                    let (even, odd) = turn.load(at.add(j * step));
                     unroll!(r < R { acc[r][j] = dot(acc[r][j], even, x.add(r * stride + i)); });
                     unroll!(r < R { acc[r][j] = dot(acc[r][j], odd, x.add(r * stride + i + 1)); });
                 });
@@ -171,9 +168,13 @@ unsafe fn block<const P: usize>(p: &Product<'_>, panel: usize, row: usize, rows:
         let mut at = scales.add(p.cols.div_ceil(F8_RUN) * 4 * LANES);
         for first in (0..p.cols).step_by(F8_RUN) {
             let pairs = (p.cols - first).min(F8_RUN) / 2;
-            for turned in &mut turned[..pairs] {
-                unroll!(j < P { turned[j] = MaybeUninit::new(turn.load(at.add(j * step))); });
-                at = at.add(2 * LANES);
+            // Columns come in 32s.
+            for turned in turned[..pairs].chunks_exact_mut(2) {
+                unroll!(j < P {
+                    let (first, second) = turn.load(at.add(j * step));
+                    (turned[0][j], turned[1][j]) = (MaybeUninit::new(first), MaybeUninit::new(second));
+                });
+                at = at.add(4 * LANES);
             }
             let mut scale = [_mm512_setzero_ps(); P];
             unroll!(j < P { scale[j] = _mm512_loadu_ps(scales.add(j * step).cast()); });
