@@ -30,57 +30,64 @@ fn main() {
             barrier * 1e9,
             fork * 1e9
         );
-        for (name, layout) in layouts() {
+        for (name, layout, pairs) in layouts() {
             if !name.contains(&filter) {
                 continue;
             }
-            one_row(&pool, name, layout, read, 256 << 20, "from memory");
-            one_row(&pool, name, layout, read, 512 << 10, "from the second cache");
+            one_row(&pool, (name, layout, pairs), read, 256 << 20, "from memory");
+            one_row(&pool, (name, layout, pairs), read, 512 << 10, "from the second cache");
             for rows in [4, 16, 64, 256] {
                 let peak = if layout.is_integer() { dot } else { fma };
-                many_rows(&pool, name, layout, rows, peak);
+                many_rows(&pool, (name, layout, pairs), rows, peak);
             }
         }
     }
 }
 
-fn layouts() -> [(&'static str, Layout); 8] {
-    [
+/// Name, layout, and whether activations are rounded to bfloat16.
+type Form = (&'static str, Layout, bool);
+
+fn layouts() -> Vec<Form> {
+    let plain = [
         ("f32", Layout::F32),
         ("bf16", Layout::Bf16),
+        ("f8", Layout::F8),
         ("f16", Layout::F16),
         ("i8/32", Layout::I8 { block: 32, min: false }),
         ("i8/16", Layout::I8 { block: 16, min: false }),
         ("i4/32", Layout::I4 { block: 32, min: false }),
         ("i4/32min", Layout::I4 { block: 32, min: true }),
         ("i4table", Layout::I4Table { block: 32, table: [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12] }),
-    ]
+    ];
+    let pairs = [("bf16pairs", Layout::Bf16, true), ("f8pairs", Layout::F8, true)];
+    let pairs = pairs.into_iter().filter(|_| table().has_pairs());
+    plain.into_iter().map(|(name, layout)| (name, layout, false)).chain(pairs).collect()
 }
 
-fn one_row(pool: &Pool, name: &str, layout: Layout, read: f64, bytes: usize, place: &str) {
+fn one_row(pool: &Pool, (name, layout, pairs): Form, read: f64, bytes: usize, place: &str) {
     let k = 4096;
     let n = bytes / Packed::bytes(layout, 16, k).expect("fits") * 16;
     let w = weights(layout, n, k);
     let acts = Input::new(1, k);
     let mut y = vec![0.0f32; n];
-    let seconds = run(pool, &w, &acts, 1, &mut y);
+    let seconds = run(pool, &w, &acts, pairs, 1, &mut y);
     let rate = w.data().len() as f64 / seconds / 1e9;
     println!("  {name:9} 1 row    {rate:8.1} GB/s    {:3.0} % of read {place}", 100.0 * rate / read);
 }
 
-fn many_rows(pool: &Pool, name: &str, layout: Layout, rows: usize, peak: f64) {
+fn many_rows(pool: &Pool, (name, layout, pairs): Form, rows: usize, peak: f64) {
     let n = 2048;
     let k: usize = std::env::var("K").map_or(2048, |k| k.parse().unwrap());
     let w = weights(layout, n, k);
     let acts = Input::new(rows, k);
     let mut y = vec![0.0f32; rows * n];
-    let seconds = run(pool, &w, &acts, rows, &mut y);
+    let seconds = run(pool, &w, &acts, pairs, rows, &mut y);
     let rate = 2.0 * (rows * n * k) as f64 / seconds / 1e9;
     println!("  {name:9} {rows:3} rows {rate:8.1} G(FL)OP/s {:3.0} % of peak", 100.0 * rate / peak);
 }
 
-fn run(pool: &Pool, w: &Packed, input: &Input, rows: usize, y: &mut [f32]) -> f64 {
-    let acts = input.acts(w.layout());
+fn run(pool: &Pool, w: &Packed, input: &Input, pairs: bool, rows: usize, y: &mut [f32]) -> f64 {
+    let acts = input.acts(w.layout(), pairs);
     let y = Shared(y.as_mut_ptr());
     let grain = if rows == 1 { 16 } else { 8 };
     median(pool.count(), || {
@@ -103,6 +110,7 @@ unsafe impl Sync for Shared {}
 struct Input {
     x: Vec<f32>,
     blocks: Vec<Q8Block>,
+    pairs: Vec<u32>,
     k: usize,
 }
 
@@ -112,10 +120,13 @@ impl Input {
         let x: Vec<f32> = (0..rows * k).map(|_| random.float()).collect();
         let mut blocks = vec![Q8Block::ZERO; rows * k / 32];
         table().quantize_row(&x, &mut blocks);
-        Input { x, blocks, k }
+        let mut pairs = vec![0; if table().has_pairs() { rows * k / 2 } else { 0 }];
+        pairs.chunks_mut(k / 2).zip(x.chunks(k)).for_each(|(pairs, x)| table().round_row(x, pairs));
+        Input { x, blocks, pairs, k }
     }
-    fn acts(&self, layout: Layout) -> Activations<'_> {
+    fn acts(&self, layout: Layout, pairs: bool) -> Activations<'_> {
         match layout.is_integer() {
+            _ if pairs => Activations::Pairs { x: &self.pairs, stride: self.k / 2 },
             true => Activations::Q8 { blocks: &self.blocks, stride: self.k / 32 },
             false => Activations::F32 { x: &self.x, stride: self.k },
         }

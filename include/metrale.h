@@ -77,6 +77,11 @@
 // release of the library. The processor keeps to this in any case.
 #define METRALE_LOAD_DETERMINISTIC 2
 
+// The load packs all weights. Otherwise a load that is one call leaves weights of models with more than 32 MiB (or `METRALE_LATE_BYTES` in
+// the environment) where they are stored until they are used a second time: the first token comes sooner, the
+// second later, and a file that is mapped must stay as it is.
+#define METRALE_LOAD_PACKED 4
+
 // Tokens that end generation count as ordinary ones: `metrale_decode_step` never reports this sequence as done.
 #define METRALE_SEQ_IGNORE_END 1
 
@@ -1009,7 +1014,7 @@ void metrale_source_free(metrale_source *source);
 // `METRALE_MISMATCH`, `METRALE_OUT_OF_MEMORY`, `METRALE_CANCELLED`, `METRALE_UNKNOWN_OPTION`; with another device than the processor also
 // `METRALE_DEVICE_UNSUPPORTED` and `METRALE_DEVICE_LOST`. Calls on a model whose device is lost fail with the latter; handles are freed as ever.
 //
-// A file that somebody else shortens while it is loaded ends the process with SIGBUS.
+// A file that somebody else shortens while a model made from it lives ends the process with SIGBUS.
 metrale_status metrale_load(const char *path,
                             const metrale_load_options *options,
                             metrale_model **out,

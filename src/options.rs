@@ -47,6 +47,9 @@ pub struct LoadOptions {
     /// Leave routed experts in their file and keep at most this many bytes of them packed, those met most often; `None` takes
     /// `METRALE_EXPERT_BYTES` from the environment, else packs all of them at load.
     pub expert_bytes: Option<u64>,
+    /// Bytes of packed weights from which on a load that is not cut into steps leaves weights in their file until they are used a
+    /// second time: the first token comes sooner, the second later. `None` takes `METRALE_LATE_BYTES` from the environment, else 32 MiB.
+    pub late_bytes: Option<u64>,
     /// Types that matrices are multiplied in, where they are to differ from the checkpoint's; without rules those of
     /// `METRALE_PRECISION`.
     pub precision: Precision,
@@ -76,18 +79,28 @@ pub struct LoadOptions {
 impl LoadOptions {
     /// The budget for experts that is in force, if any.
     pub fn expert_budget(&self) -> Result<Option<u64>> {
-        if self.expert_bytes.is_some() {
-            return Ok(self.expert_bytes);
-        }
-        match std::env::var("METRALE_EXPERT_BYTES") {
-            Ok(text) if text.is_empty() => Ok(None),
-            Ok(text) => match text.parse() {
-                Ok(bytes) => Ok(Some(bytes)),
-                Err(_) => bail!(UnknownOption, "METRALE_EXPERT_BYTES is {text:?}; a number of bytes is expected"),
-            },
-            Err(std::env::VarError::NotPresent) => Ok(None),
-            Err(e) => Err(Error::new(Kind::UnknownOption, format!("METRALE_EXPERT_BYTES: {e}"))),
-        }
+        bytes(self.expert_bytes, "METRALE_EXPERT_BYTES")
+    }
+
+    /// Bytes of weights from which on some are packed late, if that was said.
+    pub fn late_bytes(&self) -> Result<Option<u64>> {
+        bytes(self.late_bytes, "METRALE_LATE_BYTES")
+    }
+}
+
+/// The option if given, else the number of bytes in the environment's `name`.
+fn bytes(option: Option<u64>, name: &str) -> Result<Option<u64>> {
+    if option.is_some() {
+        return Ok(option);
+    }
+    match std::env::var(name) {
+        Ok(text) if text.is_empty() => Ok(None),
+        Ok(text) => match text.parse() {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(_) => bail!(UnknownOption, "{name} is {text:?}; a number of bytes is expected"),
+        },
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(e) => Err(Error::new(Kind::UnknownOption, format!("{name}: {e}"))),
     }
 }
 

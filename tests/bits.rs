@@ -10,7 +10,13 @@ use std::sync::Arc;
 use support::golden::{Golden, folders};
 
 fn engine(path: &Path, compute: Compute, threads: usize) -> Option<Arc<Engine>> {
-    let options = LoadOptions { compute: Some(compute), threads, device: support::device(), deterministic: true, ..LoadOptions::default() };
+    engine_with(path, compute, threads, u64::MAX)
+}
+
+/// One of which weights are left in their file until their second use, from `late` bytes of them on.
+fn engine_with(path: &Path, compute: Compute, threads: usize, late: u64) -> Option<Arc<Engine>> {
+    let (device, late_bytes) = (support::device(), Some(late));
+    let options = LoadOptions { compute: Some(compute), threads, device, late_bytes, deterministic: true, ..LoadOptions::default() };
     engine::load(path, &options, None).ok()
 }
 
@@ -69,6 +75,17 @@ fn pieces_batches_and_threads_give_the_same_bits() {
             for threads in [1, 3] {
                 let other = engine(&path, compute, threads).unwrap();
                 assert!(rows(&other, &golden.prompt, golden.prompt.len(), next) == whole, "{name} {compute:?}: {threads} threads differ");
+            }
+            // Weights that are met for the first time, for the second, and ever after; a single row first or a prompt.
+            for (threads, piece) in [(1, golden.prompt.len()), (2, 1), (3, 16)] {
+                let late = engine_with(&path, compute, threads, 0).unwrap();
+                for _ in 0..2 {
+                    assert!(
+                        rows(&late, &golden.prompt, piece, next) == whole,
+                        "{name} {compute:?}: {threads} threads differ while packing"
+                    );
+                }
+                assert_eq!(late.fingerprint().unwrap(), two.fingerprint().unwrap(), "{name}");
             }
             // Three sequences of other lengths in one batch: the first is the one above.
             let mut a = sequence(&two);
@@ -139,4 +156,44 @@ fn far_rows_have_the_bits_of_a_prompt_and_agree_with_the_definition() {
         let most = fast.iter().zip(&defined).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max);
         assert!(most < 1e-3, "{name}: far rows are {most} from the definition");
     }
+}
+
+/// A file that changes in place shows which weights are still there after a load, and that they are not after two uses.
+#[test]
+fn weights_wait_in_their_file_for_their_second_use() {
+    if support::is_on_device() {
+        return;
+    }
+    let fixture = folders().into_iter().find(|path| path.file_name().is_some_and(|name| name == "smollm3")).expect("a fixture");
+    let folder = std::env::temp_dir().join(format!("metrale-late-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for entry in std::fs::read_dir(&fixture).unwrap().map(Result::unwrap).filter(|entry| entry.file_type().unwrap().is_file()) {
+        std::fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+    }
+    let file = folder.join("model.safetensors");
+    let kept = std::fs::read(&file).unwrap();
+    let data = 8 + u64::from_le_bytes(kept[..8].try_into().unwrap());
+    let overwrite = |bytes: &[u8]| {
+        use std::io::{Seek, SeekFrom, Write};
+        let mut file = std::fs::File::options().write(true).open(&file).unwrap();
+        file.seek(SeekFrom::Start(data)).unwrap();
+        file.write_all(bytes).unwrap();
+    };
+    let whole = &kept[data as usize..];
+    let first = |engine: &Arc<Engine>| {
+        let mut s = sequence(engine);
+        s.prefill(&[5, 6, 7]).unwrap();
+        bits(s.logits().unwrap())
+    };
+    let load = |late| engine_with(&folder, Compute::Fast, 1, late).unwrap();
+    let (packed, late) = (load(u64::MAX), load(0));
+    let wanted = first(&packed);
+    overwrite(&vec![0; whole.len()]);
+    assert!(first(&packed) == wanted && first(&late) != wanted);
+    overwrite(whole);
+    let late = load(0);
+    assert!(first(&late) == wanted && first(&late) == wanted);
+    overwrite(&vec![0; whole.len()]);
+    assert!(first(&late) == wanted, "what was met twice is packed");
+    std::fs::remove_dir_all(folder).unwrap();
 }

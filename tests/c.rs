@@ -160,7 +160,7 @@ fn instructions_beyond_the_baseline_are_chosen_at_run_time() {
         vector || scalar.contains(&word) || floats.contains(&word)
     };
     // Vector packers and products of pairs and of narrow tiles enable their instructions themselves; only tables for AVX2 and up name them.
-    let chosen = ["avx", "ssse3", "sse41", "sse4_", "f16c", "::fma::", "::simd::fill::", "::product::pairs::", "::product::narrow::"];
+    let chosen = ["avx", "ssse3", "sse41", "sse4_", "f16c", "::fma::", "::simd::fill::", "::product::pairs", "::product::narrow::"];
     let (mut name, mut guarded, mut bad) = (String::new(), 0, BTreeSet::new());
     for line in text(&done.stdout).lines() {
         if let Some((_, rest)) = line.split_once(" <").filter(|_| line.ends_with(">:")) {

@@ -55,6 +55,7 @@ type LoadOptions struct {
 	HostExperts   uint64         // of these the first so many whose experts stay on the processor, [AllLayers] for all; 0 is as few as DeviceBytes require
 	LowPriority   bool           // on a device, other work of the process goes first
 	Deterministic bool           // on a device, the same bits alone and in any batch; slower
+	Packed        bool           // weights are packed by the load, not when they are used a second time
 	Precision     string         // types of chosen layers, such as "layers.0-3.mlp=f32,head=bf16"
 	Progress      func(Progress) // called by the goroutine that loads
 }
@@ -90,6 +91,9 @@ func (o *LoadOptions) native() (options C.metrale_load_options, err error) {
 	}
 	if o.Deterministic {
 		options.flags |= C.METRALE_LOAD_DETERMINISTIC
+	}
+	if o.Packed {
+		options.flags |= C.METRALE_LOAD_PACKED
 	}
 	if o.Runtime != nil {
 		options.runtime = o.Runtime.handle

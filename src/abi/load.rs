@@ -11,8 +11,8 @@ use super::pointer;
 use super::status::metrale_status;
 use super::types::{
     METRALE_COMPUTE_DEFAULT, METRALE_COMPUTE_F32, METRALE_COMPUTE_FAST, METRALE_KV_BF16, METRALE_KV_DEFAULT, METRALE_KV_F16,
-    METRALE_KV_F32, METRALE_KV_Q8, METRALE_LOAD_DETERMINISTIC, METRALE_LOAD_LOW_PRIORITY, metrale_error, metrale_load_options,
-    metrale_model, metrale_progress_fn,
+    METRALE_KV_F32, METRALE_KV_Q8, METRALE_LOAD_DETERMINISTIC, METRALE_LOAD_LOW_PRIORITY, METRALE_LOAD_PACKED, metrale_error,
+    metrale_load_options, metrale_model, metrale_progress_fn,
 };
 use super::versioned;
 use crate::backend::cpu::Pool;
@@ -30,7 +30,7 @@ use crate::weights::{Access, Input};
 /// `METRALE_MISMATCH`, `METRALE_OUT_OF_MEMORY`, `METRALE_CANCELLED`, `METRALE_UNKNOWN_OPTION`; with another device than the processor also
 /// `METRALE_DEVICE_UNSUPPORTED` and `METRALE_DEVICE_LOST`. Calls on a model whose device is lost fail with the latter; handles are freed as ever.
 ///
-/// A file that somebody else shortens while it is loaded ends the process with SIGBUS.
+/// A file that somebody else shortens while a model made from it lives ends the process with SIGBUS.
 #[unsafe(no_mangle)]
 pub extern "C" fn metrale_load(
     path: *const c_char,
@@ -70,7 +70,8 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
     if !host.runtime.is_null() {
         handle::get(host.runtime)?;
     }
-    pointer::flags(host.flags, METRALE_LOAD_LOW_PRIORITY | METRALE_LOAD_DETERMINISTIC, "metrale_load_options.flags")?;
+    let flags = METRALE_LOAD_LOW_PRIORITY | METRALE_LOAD_DETERMINISTIC | METRALE_LOAD_PACKED;
+    pointer::flags(host.flags, flags, "metrale_load_options.flags")?;
     let compute = match host.compute {
         METRALE_COMPUTE_DEFAULT => None,
         METRALE_COMPUTE_FAST => Some(Compute::Fast),
@@ -108,6 +109,7 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
         compute,
         kv_type,
         expert_bytes: (host.expert_bytes > 0).then_some(host.expert_bytes),
+        late_bytes: (host.flags & METRALE_LOAD_PACKED != 0).then_some(u64::MAX),
         precision,
         memory: host.memory,
         prefix_bytes: host.prefix_bytes,

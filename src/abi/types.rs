@@ -142,6 +142,10 @@ pub const METRALE_LOAD_LOW_PRIORITY: u64 = 1;
 /// rollbacks and restored states: every sum has one order. That takes longer, prompts several times as long. Bits are those of one device and one
 /// release of the library. The processor keeps to this in any case.
 pub const METRALE_LOAD_DETERMINISTIC: u64 = 2;
+/// The load packs all weights. Otherwise a load that is one call leaves weights of models with more than 32 MiB (or `METRALE_LATE_BYTES` in
+/// the environment) where they are stored until they are used a second time: the first token comes sooner, the
+/// second later, and a file that is mapped must stay as it is.
+pub const METRALE_LOAD_PACKED: u64 = 4;
 
 /// How to load a model. Set `struct_size` to `sizeof(metrale_load_options)` and the rest to zero, then change what
 /// matters: zero is the default of every field.

@@ -14,8 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct PagePool {
     home: Home,
     page_bytes: usize,
-    /// Pages in a slab: no more than a sequence may hold, so that short contexts do not pay for long ones.
-    slab: usize,
+    sizes: Sizes,
     inner: Mutex<Inner>,
 }
 
@@ -32,11 +31,42 @@ struct PageMemory(*mut u8);
 // SAFETY: a page is plain memory; who may touch it is settled by `Page` (shared: read, sole owner: write).
 unsafe impl Send for PageMemory {}
 
-/// Most pages in a slab.
+/// Most pages in one of the first slabs.
 const SLAB: usize = 16;
+/// Bytes of a large slab, at least. Slabs are large once as many bytes are taken: long contexts are read from huge pages, and short ones do not pay for
+/// that.
+const LARGE: usize = 2 << 20;
 
-fn slab(positions: usize) -> usize {
-    positions.div_ceil(PAGE).clamp(1, SLAB)
+/// Pages in slabs.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// In the first ones: no more than a sequence may hold.
+    small: usize,
+    /// In later ones, whole small ones.
+    large: usize,
+    /// In as many slabs as one sequence fills; no slab crosses a multiple of it.
+    sequence: usize,
+}
+
+impl Sizes {
+    fn new(page_bytes: usize, positions: usize, device: bool) -> Sizes {
+        let pages = positions.div_ceil(PAGE).max(1);
+        let small = pages.min(SLAB);
+        let large = if device { small } else { LARGE.div_ceil(page_bytes.max(1)).next_multiple_of(small) };
+        Sizes { small, large, sequence: pages.checked_next_multiple_of(small).unwrap_or(pages) }
+    }
+
+    /// Of the slab that follows `taken` pages.
+    fn next(&self, taken: usize) -> usize {
+        let next = if taken < self.large { self.small } else { self.large };
+        next.min(self.sequence - taken % self.sequence)
+    }
+
+    /// Most pages of all slabs when `pages` are in use: a slab is added when none is left.
+    fn most(&self, pages: usize) -> usize {
+        let round = |to: usize| pages.checked_next_multiple_of(to).unwrap_or(usize::MAX);
+        round(self.sequence).min(round(self.small).saturating_add(self.large - self.small))
+    }
 }
 
 impl PagePool {
@@ -47,35 +77,38 @@ impl PagePool {
 
     /// As [`PagePool::new`], wherever the pages are to live.
     pub fn at(home: &Home, page_bytes: usize, positions: usize) -> Arc<PagePool> {
-        let home = home.clone();
-        Arc::new(PagePool { home, page_bytes: page_bytes.next_multiple_of(64), slab: slab(positions), inner: Mutex::default() })
+        let (home, page_bytes) = (home.clone(), page_bytes.next_multiple_of(64));
+        let sizes = Sizes::new(page_bytes, positions, home.is_device());
+        Arc::new(PagePool { home, page_bytes, sizes, inner: Mutex::default() })
     }
 
-    /// Bytes that a pool holds once `sequences` sequences of `positions` positions are full and `kept` more pages are held.
-    pub fn planned(page_bytes: usize, positions: usize, sequences: usize, kept: usize) -> u64 {
+    /// Bytes that a pool in the host's memory, or on a device, holds once `sequences` sequences of `positions` positions are full and `kept` more
+    /// pages are held.
+    pub fn planned(device: bool, page_bytes: usize, positions: usize, sequences: usize, kept: usize) -> u64 {
         // The caller decides the number of sequences: sums stop at the largest number.
         let pages = positions.div_ceil(PAGE).saturating_mul(sequences).saturating_add(kept);
-        let pages = pages.checked_next_multiple_of(slab(positions)).unwrap_or(usize::MAX);
-        (pages as u64).saturating_mul(page_bytes.checked_next_multiple_of(64).unwrap_or(usize::MAX) as u64)
+        let page_bytes = page_bytes.checked_next_multiple_of(64).unwrap_or(usize::MAX);
+        (Sizes::new(page_bytes, positions, device).most(pages) as u64).saturating_mul(page_bytes as u64)
     }
 
     /// Most bytes of a device that such a pool may hold on top of what is planned.
     pub fn spare(page_bytes: usize, positions: usize) -> u64 {
-        Home::spare(page_bytes.next_multiple_of(64).saturating_mul(slab(positions))) as u64
+        Home::spare(page_bytes.next_multiple_of(64).saturating_mul(Sizes::new(page_bytes, positions, true).small)) as u64
     }
 
     fn take(self: &Arc<Self>) -> Result<Page> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if inner.free.is_empty() {
             reserve(&mut inner.slabs, 1, "a list of cache pages")?;
+            let taken = inner.pages(self.page_bytes);
+            let count = self.sizes.next(taken);
             // Room for every page there is, so that giving one back never allocates.
-            let pages = (inner.slabs.len() + 1) * self.slab;
-            reserve(&mut inner.free, pages, "a list of cache pages")?;
-            let slab = self.home.shared_memory(self.page_bytes * self.slab, "a slab of cache pages")?;
+            reserve(&mut inner.free, taken + count, "a list of cache pages")?;
+            let slab = self.home.shared_memory(self.page_bytes * count, "a slab of cache pages")?;
             let base = slab.first();
             inner.slabs.push(slab);
             // Each page lies inside the slab just allocated.
-            inner.free.extend((0..self.slab).rev().map(|i| PageMemory(base.wrapping_add(i * self.page_bytes))));
+            inner.free.extend((0..count).rev().map(|i| PageMemory(base.wrapping_add(i * self.page_bytes))));
         }
         let memory = inner.free.pop().expect("a slab was added when there was none");
         Ok(Page { memory, pool: Arc::clone(self), kept: AtomicUsize::new(0) })
@@ -85,7 +118,7 @@ impl PagePool {
     #[cfg(test)]
     pub(super) fn taken(&self) -> usize {
         let inner = self.inner.lock().unwrap();
-        inner.slabs.len() * self.slab - inner.free.len()
+        inner.pages(self.page_bytes) - inner.free.len()
     }
 
     /// Gives up slabs of which no page is in use.
@@ -96,7 +129,7 @@ impl PagePool {
         slabs.retain(|slab| {
             let start = slab.first().addr();
             let unused = free.partition_point(|p| p.0.addr() < start)..free.partition_point(|p| p.0.addr() < start + slab.len());
-            if unused.len() < self.slab {
+            if unused.len() < slab.len() / self.page_bytes {
                 return true;
             }
             free.drain(unused);
@@ -108,6 +141,13 @@ impl PagePool {
     pub fn bytes(&self) -> usize {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.slabs.iter().map(Memory::len).sum()
+    }
+}
+
+impl Inner {
+    /// Pages of all slabs.
+    fn pages(&self, page_bytes: usize) -> usize {
+        self.slabs.iter().map(|slab| slab.len() / page_bytes).sum()
     }
 }
 
@@ -201,7 +241,10 @@ impl LayerPages {
 
     /// Lets go of pages past position `len`.
     pub fn truncate(&mut self, len: usize) {
-        self.pages.truncate(len.div_ceil(PAGE));
+        // From the end on, so that they are taken again in the order in which they lie.
+        while self.pages.len() > len.div_ceil(PAGE) {
+            self.pages.pop();
+        }
         self.pointers.truncate(len.div_ceil(PAGE));
     }
 
@@ -287,6 +330,12 @@ impl LayerPages {
     }
 }
 
+impl Drop for LayerPages {
+    fn drop(&mut self) {
+        self.truncate(0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -307,5 +356,47 @@ mod tests {
         assert_eq!(unsafe { b.pointers()[2].read() }, 7);
         drop((a, b));
         assert_eq!(pool.inner.lock().unwrap().free.len(), 8);
+    }
+
+    #[test]
+    fn pages_come_in_the_order_in_which_they_lie_also_the_second_time() {
+        let pool = PagePool::new(64, 256);
+        for _ in 0..2 {
+            let mut pages = LayerPages::new(&pool, 256).unwrap();
+            pages.reserve(0, 256).unwrap();
+            assert!(pages.pointers().is_sorted());
+            pages.truncate(64);
+            pages.reserve(64, 200).unwrap();
+            assert!(pages.pointers().is_sorted());
+        }
+    }
+
+    #[test]
+    fn slabs_grow_with_the_context_and_stay_within_the_plan() {
+        for (bytes, positions) in [(64, 40usize), (24 << 10, 4096), (24 << 10, 16384), (16 << 10, 5000), (4 << 20, 2048), (64, 32768)] {
+            let pages = positions.div_ceil(PAGE);
+            let pool = PagePool::new(bytes, positions);
+            let mut all = Vec::new();
+            for sequences in 1..4 {
+                let mut one = LayerPages::new(&pool, positions).unwrap();
+                one.reserve(0, positions).unwrap();
+                all.push(one);
+                let planned = PagePool::planned(false, bytes, positions, sequences, 0);
+                assert!(pool.bytes() as u64 <= planned, "{sequences} of {positions}: {} of {planned}", pool.bytes());
+                let least = (pages * sequences * bytes) as u64;
+                assert!(planned <= least + least / 8 + (16 * bytes) as u64 * sequences as u64, "{planned} for {least}");
+            }
+            all.remove(1);
+            pool.trim();
+            let mut more = LayerPages::new(&pool, positions).unwrap();
+            more.reserve(0, positions).unwrap();
+            assert!(pool.bytes() as u64 <= PagePool::planned(false, bytes, positions, 3, 0));
+        }
+        let pool = PagePool::new(24 << 10, 16384);
+        let mut pages = LayerPages::new(&pool, 16384).unwrap();
+        pages.reserve(0, 3072).unwrap();
+        assert_eq!(pool.bytes(), 96 * (24 << 10));
+        pages.reserve(3072, 3073).unwrap();
+        assert!(pool.bytes() >= 96 * (24 << 10) + LARGE);
     }
 }

@@ -5,9 +5,11 @@
 
 use super::cost::Cost;
 use super::info::Info;
+use super::late;
 use super::load::{Engine, OnDevice};
 use super::making::{Making, Room};
-use super::pack::{self, Supply};
+use super::pack::Supply;
+use super::paged;
 use super::plan::Plan;
 use super::prefix::Prefixes;
 use super::preflight;
@@ -18,6 +20,7 @@ use super::sending::Sending;
 use super::synthetic::Random;
 use super::vocabulary;
 use crate::backend::cpu::arena::Region;
+use crate::backend::cpu::late::Desk;
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd;
 use crate::cache::{Home, PagePool, StatePool};
@@ -104,6 +107,8 @@ struct Weights {
     region: Arc<Region>,
     /// Those that go to a device too are packed one by one, each in memory of its own.
     none: Arc<Region>,
+    /// For those that wait until they are used.
+    late: Option<Arc<Desk>>,
     weights: Vec<Weight>,
     /// Where they go, if that is not the host's memory.
     device: Option<Sending>,
@@ -172,7 +177,7 @@ impl Loader {
                 false => Stage::Programs(prepared, programs),
             },
             Stage::Pool(prepared, programs) => {
-                let weights = Weights::new(*prepared, *programs, &self.options, self.pool.take())?;
+                let weights = Weights::new(*prepared, *programs, &self.options, self.pool.take(), self.at_once)?;
                 self.progress = Progress { done_bytes: 0, total_bytes: 0, phase: "tokenizer" };
                 runtime::note(Level::Info, 0, || format!("load: weights, {} bytes", weights.planned()));
                 Stage::Vocabulary(Box::new(weights))
@@ -224,7 +229,7 @@ impl Loader {
 }
 
 impl Weights {
-    fn new(prepared: Prepared, programs: Programs, options: &LoadOptions, pool: Option<Pool>) -> Result<Weights> {
+    fn new(prepared: Prepared, programs: Programs, options: &LoadOptions, pool: Option<Pool>, at_once: bool) -> Result<Weights> {
         let plan = prepared.plan_of(&programs, 1)?;
         preflight::check_memory(&plan, prepared.context, options.memory)?;
         if let Some(device) = &prepared.device {
@@ -249,9 +254,26 @@ impl Weights {
         let weights = vec_with_capacity(prepared.declarations.weights.len(), "the list of weights")?;
         let experts = Arc::new(ExpertCache::new(prepared.expert_budget.unwrap_or(0)));
         let device = prepared.device.as_ref().map(|device| Sending::new(device, &prepared, &plan)).transpose()?;
-        let region = Region::new(Class::Weights, prepared.region_bytes()?, "packed weights")?;
+        let bytes = prepared.region_bytes()?;
+        let region = Region::new(Class::Weights, bytes, "packed weights")?;
+        // Whoever loads in steps has frames to draw, which packing later would disturb.
+        let late = if at_once { late::desk(&prepared, pool.count(), bytes as u64)? } else { None };
         let none = Region::new(Class::Weights, 0, "packed weights")?;
-        Ok(Weights { prepared, plan, pool, supply, experts, region, none, weights, device, programs, done: 0, making: Making::default() })
+        Ok(Weights {
+            prepared,
+            plan,
+            pool,
+            supply,
+            experts,
+            region,
+            none,
+            late,
+            weights,
+            device,
+            programs,
+            done: 0,
+            making: Making::default(),
+        })
     }
 
     /// Bytes of all weights, where they go.
@@ -279,9 +301,9 @@ impl Weights {
             Some(device) if Sending::packs(spec, layouts, place) => device.step(&self.supply, (spec, layouts, place), &self.pool, most)?,
             device => {
                 let region = if place.device { &self.none } else { &self.region };
-                let room = Room { pool: &self.pool, region, packs_rows: place.device };
+                let room = Room { pool: &self.pool, region, packs_rows: place.device, late: self.late.as_ref().filter(|_| !place.device) };
                 let made = match is_paged {
-                    true => Some(pack::paged(&prepared.checkpoint, spec, layouts, &self.experts)?),
+                    true => Some(paged::weight(&prepared.checkpoint, spec, layouts, &self.experts)?),
                     false => self.making.step(&self.supply, spec, layouts, &room, most)?,
                 };
                 match (made, device) {

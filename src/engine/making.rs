@@ -1,8 +1,10 @@
 //! One weight on its way from the checkpoint into memory: tensor after tensor, and within a large one a slice of panels at a
 //! time, so that a load can stop between slices.
 
+use super::late;
 use super::pack::{self, Packing, Supply};
 use crate::backend::cpu::arena::Region;
+use crate::backend::cpu::late::Desk;
 use crate::backend::cpu::pack::{Layout, Packed};
 use crate::backend::cpu::pool::Pool;
 use crate::error::{Result, vec_with_capacity};
@@ -16,6 +18,8 @@ pub(super) struct Room<'a> {
     pub region: &'a Arc<Region>,
     /// Whether tables that rows are looked up in are packed too.
     pub packs_rows: bool,
+    /// For those that wait until they are used.
+    pub late: Option<&'a Arc<Desk>>,
 }
 
 /// How far a weight is.
@@ -67,6 +71,14 @@ impl Making {
 
     fn part(&mut self, supply: &Supply, part: &Part, cols: usize, layout: Layout, room: &Room<'_>, most: usize) -> Result<()> {
         if self.current.is_none() {
+            if let Some(desk) = room.late
+                && let Some(packed) = late::matrix(supply, part, cols, layout, room.region, desk)?
+            {
+                self.bytes += packed.len() as u64;
+                self.parts.push(packed);
+                self.count += 1;
+                return Ok(());
+            }
             self.current = Some(Packing::new(supply, part, cols, layout, room.pool, room.region)?);
         }
         let Some(packing) = &mut self.current else { return Ok(()) };

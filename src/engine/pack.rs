@@ -7,13 +7,13 @@ use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pack::{CodeRow, F8_RUN, F8Row, LANES, Layout, Packed};
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd;
+use crate::bail;
 use crate::error::{Error, Kind, Result, vec_filled};
-use crate::ops::{ExpertCache, PagedExperts, PanelSource, Weight};
+use crate::ops::Weight;
 use crate::options::Compute;
 use crate::quant::{self, Unpacked};
 use crate::tensor::DType;
-use crate::weights::{Checkpoint, CodeForm, FileBytes, Form, Part, Pick, Role, Source, Stored, WeightSpec};
-use crate::{bail, ensure};
+use crate::weights::{Checkpoint, CodeForm, Form, Part, Pick, Role, Source, Stored, WeightSpec};
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -110,7 +110,7 @@ impl Packing {
 
     /// Gives back what was read of a large tensor, which would else be in memory twice by its end.
     fn give_back(&mut self, supply: &Supply, pool: &Pool) -> Result<()> {
-        let (part, shares) = (&self.filling.part, self.packed.data().len() / SHARE);
+        let (part, shares) = (&self.filling.part, self.packed.len() / SHARE);
         let (Supply::Checkpoint(checkpoint), Pick::Whole, 2..) = (supply, part.pick, shares) else { return Ok(()) };
         let read = (self.filling.rows() as u128 * shares as u128 / part.rows.max(1) as u128) as usize;
         let (first, counter) = (self.given_back, AtomicUsize::new(0));
@@ -232,85 +232,9 @@ impl Filling {
     }
 }
 
-/// Rows of one expert's part at a time, out of the file (see [`PagedExperts`]).
-struct InFileExperts {
-    /// By expert and part.
-    parts: Vec<Vec<PagedPart>>,
-    cols: usize,
-}
-
-/// Rows of an expert, left in their file.
-struct PagedPart {
-    stored: Stored,
-    /// As it reads the tensor.
-    part: Part,
-    layout: Layout,
-    /// For messages.
-    file: Option<Arc<FileBytes>>,
-}
-
-impl PanelSource for InFileExperts {
-    fn pack(&self, expert: usize, part: usize, rows: Range<usize>) -> Result<Packed> {
-        let PagedPart { stored, part, layout, file } = &self.parts[expert][part];
-        let pack = || {
-            let mut packed = Packed::new(*layout, rows.len(), self.cols)?;
-            let mut scratch = Scratch::default();
-            for (panel, start) in packed.panels_mut().zip(rows.clone().step_by(LANES)) {
-                fill(stored, part, *layout, self.cols, start..(start + LANES).min(rows.end), panel, &mut scratch)?;
-            }
-            Ok(packed)
-        };
-        pack().map_err(|e: Error| {
-            let file = file.as_ref().map_or("the checkpoint", |file| file.label());
-            e.context(format!("{file}: {}, rows {rows:?} of expert {expert}", part.tensor)).named(&part.tensor)
-        })
-    }
-}
-
-/// Whether a weight's experts can stay in their file: not where inputs are stored first, since a panel's rows then cross all of it.
-pub(super) fn pageable(checkpoint: &Checkpoint, spec: &WeightSpec) -> Result<bool> {
-    // Matrices that every token meets (those of heads) gain nothing from staying in the file.
-    if spec.role != Role::Experts || spec.active >= spec.experts() {
-        return Ok(false);
-    }
-    for part in spec.parts() {
-        if matches!(part.pick, Pick::Transposed { .. })
-            && matches!(oriented(part, &find(checkpoint, &part.tensor)?).pick, Pick::Transposed { .. })
-        {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-/// The experts of a weight, left in their file.
-pub(super) fn paged(checkpoint: &Checkpoint, spec: &WeightSpec, layouts: &[Layout], cache: &Arc<ExpertCache>) -> Result<Weight> {
-    let Source::Experts(experts) = &spec.source else { bail!(Internal, "{}: no experts to leave in their file", spec.name) };
-    let mut layouts = layouts.iter().copied();
-    let mut parts = crate::error::vec_with_capacity(experts.len(), "the list of experts")?;
-    // Experts may differ in format; a place is as large as the largest.
-    let mut most = 0;
-    for own in experts {
-        let mut list = Vec::with_capacity(own.len());
-        for (part, layout) in own.iter().zip(layouts.by_ref()) {
-            let stored = find(checkpoint, &part.tensor)?;
-            let part = oriented(part, &stored);
-            let file = checkpoint.locate(&part.tensor).map(|(file, _)| file);
-            list.push(PagedPart { stored, part, layout, file });
-        }
-        most = most.max(list.iter().map(|own| Packed::bytes(own.layout, own.part.rows, spec.cols).unwrap_or(0) as u64).sum());
-        parts.push(list);
-    }
-    let rows = |list: &Vec<PagedPart>| list.iter().map(|own| own.part.rows).collect::<Vec<_>>();
-    let first = parts.first().map(rows).unwrap_or_default();
-    ensure!(parts.iter().all(|list| rows(list) == first), Internal, "{}: experts are put together from different parts", spec.name);
-    let (count, source) = (parts.len(), Box::new(InFileExperts { parts, cols: spec.cols }));
-    Ok(Weight::Paged(PagedExperts::new(source, count, first, spec.cols, most, cache)))
-}
-
 /// A worker's buffers.
 #[derive(Default)]
-struct Scratch {
+pub(super) struct Scratch {
     values: Vec<f32>,
     halves: Vec<u16>,
     codes: Vec<i8>,
@@ -369,7 +293,7 @@ fn columns(tensor: &Stored, part: &Part, width: usize, start: usize, cols: usize
 }
 
 /// Fills one panel from stored rows.
-fn fill(
+pub(super) fn fill(
     stored: &Stored,
     part: &Part,
     layout: Layout,
@@ -583,7 +507,7 @@ mod tests {
             loop {
                 // One panel at a time.
                 if let Some(weight) =
-                    making.step(&supply, spec, &layouts, &Room { pool: &pool, region: &region, packs_rows: false }, 1).unwrap()
+                    making.step(&supply, spec, &layouts, &Room { pool: &pool, region: &region, packs_rows: false, late: None }, 1).unwrap()
                 {
                     return weight;
                 }

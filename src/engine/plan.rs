@@ -130,7 +130,7 @@ impl Prepared {
         let weights = weights.saturating_add(paged.min(self.expert_budget.unwrap_or(0))).saturating_add(passing);
         let (mut kv, mut kv_there, mut spare) = (0u64, 0u64, 0u64);
         for (spec, on_device) in self.declarations.kv.iter().zip(&placement.held.kv) {
-            let bytes = PagePool::planned(spec.page_bytes(), self.context, sequences, self.kept());
+            let bytes = PagePool::planned(*on_device, spec.page_bytes(), self.context, sequences, self.kept());
             let sum = if *on_device { &mut kv_there } else { &mut kv };
             *sum = sum.saturating_add(bytes);
             if *on_device {

@@ -1,7 +1,7 @@
 //! Everything that is known of a model before its weights are read: declarations, formats, circuit, sizes.
 
 use super::layouts::Choice;
-use super::pack;
+use super::paged;
 use super::placement::Placement;
 use super::preflight::{self, Class, Counts, Finding, report};
 use super::runner::{ON_BOTH, ON_DEVICE, ON_HOST, Shape, Shapes};
@@ -294,7 +294,8 @@ impl Prepared {
         if self.compute == Compute::F32 || !crate::backend::cpu::table().has_pairs() {
             return 0;
         }
-        let matrices = self.declarations.weights.iter().zip(&self.layouts).filter(|(_, layouts)| layouts.contains(&Layout::Bf16));
+        let meets = |layouts: &Vec<Layout>| layouts.iter().any(|layout| matches!(layout, Layout::Bf16 | Layout::F8));
+        let matrices = self.declarations.weights.iter().zip(&self.layouts).filter(|(_, layouts)| meets(layouts));
         matrices.map(|(spec, _)| spec.cols as u64).max().unwrap_or(0).saturating_mul(2 * self.shapes().most_rows() as u64)
     }
 
@@ -315,7 +316,7 @@ impl Prepared {
 
     /// Whether a weight's experts stay in their file.
     pub fn pages(&self, spec: &WeightSpec) -> Result<bool> {
-        Ok(self.expert_budget.is_some() && pack::pageable(&self.checkpoint, spec)?)
+        Ok(self.expert_budget.is_some() && paged::pageable(&self.checkpoint, spec)?)
     }
 
     /// Bytes of all matrices that are made at load to stay here.

@@ -214,7 +214,7 @@ impl Matrix {
 
     /// Bytes of memory it holds.
     pub fn bytes(&self) -> usize {
-        self.parts.iter().map(|p| p.data().len()).sum()
+        self.parts.iter().map(Packed::len).sum()
     }
 }
 

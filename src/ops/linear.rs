@@ -32,6 +32,11 @@ fn grain(panels: usize, rows: usize) -> usize {
     if rows >= 8 || panels < 64 { 4 } else { 8 }
 }
 
+/// Whether weights of this kind meet rounded activations.
+fn meets_pairs(layout: Layout) -> bool {
+    matches!(layout, Layout::Bf16 | Layout::F8)
+}
+
 impl Linear {
     fn bias<'a>(&self, frame: &Frame<'a>) -> Option<&'a [f32]> {
         self.bias.map(|id| frame.weight(id).vector())
@@ -118,7 +123,7 @@ impl Op for Linear {
         // Chunks are counted over all parts, so that small parts share workers with large ones.
         let chunks = |part: &Packed| part.panels().div_ceil(grain);
         let total = parts.iter().map(chunks).sum();
-        let rounds = frame.rounds && parts.iter().any(|part| part.layout() == Layout::Bf16);
+        let rounds = frame.rounds && parts.iter().any(|part| meets_pairs(part.layout()));
         scratch::with(|scratch| {
             let mut scratch = rounds.then_some(scratch);
             let mut rounded: (&[u32], usize) = (&[], 0);
@@ -158,7 +163,7 @@ impl Linear {
                     let panels = item * grain..((item + 1) * grain).min(part.panels());
                     let acts = if part.layout().is_integer() {
                         frame.input_q8(self.q)
-                    } else if part.layout() == Layout::Bf16 && !pairs.is_empty() {
+                    } else if meets_pairs(part.layout()) && !pairs.is_empty() {
                         Activations::Pairs { x: pairs, stride: pairs_stride }
                     } else {
                         Activations::F32 { x: frame.input(self.x), stride: part.cols() }

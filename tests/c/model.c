@@ -96,7 +96,7 @@ static void options_are_read_with_care(void) {
     options.struct_size = sizeof options;
     options.flags = METRALE_LOAD_LOW_PRIORITY << 7;
     EXPECT(METRALE_UNKNOWN_OPTION, metrale_load(path, &options, &model, &err));
-    options.flags = METRALE_LOAD_LOW_PRIORITY | METRALE_LOAD_DETERMINISTIC;
+    options.flags = METRALE_LOAD_LOW_PRIORITY | METRALE_LOAD_DETERMINISTIC | METRALE_LOAD_PACKED;
     options.compute = 77;
     EXPECT(METRALE_UNKNOWN_OPTION, metrale_load(path, &options, &model, &err));
     options.compute = METRALE_COMPUTE_F32;

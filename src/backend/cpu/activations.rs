@@ -62,7 +62,8 @@ impl Q8Block {
     }
 }
 
-/// Input rows of a product. Integer weight layouts take `Q8`, float layouts take `F32`; `Bf16` also takes `Pairs` where the table has them.
+/// Input rows of a product. Integer weight layouts take `Q8`, float layouts take `F32`; `Bf16` and `F8` also take `Pairs` where the table has
+/// them.
 #[derive(Clone, Copy)]
 pub enum Activations<'a> {
     /// Row `r` is `x[r * stride ..][..k]`.

@@ -9,6 +9,7 @@ pub mod arena;
 pub mod crew;
 pub mod device;
 pub mod flush;
+pub mod late;
 mod meeting;
 pub mod pack;
 pub mod parallel_for;

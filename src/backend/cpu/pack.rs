@@ -15,11 +15,13 @@
 //! into the gain so that the largest scale of the row has all its bits. Rows beyond the last are zeros.
 
 use super::arena::{Buffer, Region};
+use super::late::{Desk, GROUP, Late, Panels, Rows};
 use crate::error::{Error, Kind, Result, vec_filled};
 use crate::runtime::Class;
 use crate::{bail, ensure};
 use half::{bf16, f16};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
 
 /// Output rows in a panel.
 pub const LANES: usize = 16;
@@ -93,6 +95,8 @@ pub struct Packed {
     cols: usize,
     panel_bytes: usize,
     data: Buffer,
+    /// How far it is, where panels are filled when products meet them.
+    late: Option<Late>,
 }
 
 impl Layout {
@@ -390,7 +394,7 @@ impl Packed {
             Some(data) => data,
             None => Buffer::of(Class::Weights, bytes, "packed weights")?,
         };
-        Ok(Packed { layout, rows, cols, panel_bytes, data })
+        Ok(Packed { layout, rows, cols, panel_bytes, data, late: None })
     }
 
     /// How the weights are stored.
@@ -418,8 +422,35 @@ impl Packed {
         self.panel_bytes
     }
 
-    /// All bytes.
+    /// Leaves the panels, none of which is filled yet, to the products that meet them.
+    pub fn filled_late(mut self, from: Box<dyn Rows>, desk: &Arc<Desk>) -> Result<Packed> {
+        let count = self.panels().div_ceil(GROUP);
+        let mut groups = crate::error::vec_with_capacity(count, "the state of panels")?;
+        groups.resize_with(count, AtomicU8::default);
+        self.late = Some(Late::new(from, groups, desk));
+        Ok(self)
+    }
+
+    /// The panels in their place, and how far they are where that is not yet so.
+    pub(super) fn places(&self) -> (Panels<'_>, Option<&Late>) {
+        (Panels { data: &self.data, panel_bytes: self.panel_bytes, count: self.panels() }, self.late.as_ref())
+    }
+
+    /// Bytes of all panels.
+    pub fn len(&self) -> usize {
+        self.data.len()
+    }
+
+    /// Whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    /// All bytes; fills panels that are not yet.
     pub fn data(&self) -> &[u8] {
+        if let (own, Some(late)) = self.places() {
+            late.finish_all(&own);
+        }
         self.data.as_slice()
     }
 
@@ -432,8 +463,10 @@ impl Packed {
     pub fn decode_row(&self, row: usize, out: &mut [f32]) -> Result<()> {
         ensure!(row < self.rows, InvalidArgument, "row {row} of a matrix of {} rows", self.rows);
         ensure!(out.len() == self.cols, Internal, "a row of {} columns does not fit {} floats", self.cols, out.len());
-        let panel = &self.data.as_slice()[row / LANES * self.panel_bytes..][..self.panel_bytes];
-        self.layout.decode(panel, row % LANES, out);
+        match self.places() {
+            (own, Some(late)) => late.panel(&own, row / LANES, |panel| self.layout.decode(panel, row % LANES, out)),
+            _ => self.layout.decode(&self.data.as_slice()[row / LANES * self.panel_bytes..][..self.panel_bytes], row % LANES, out),
+        }
         Ok(())
     }
 }

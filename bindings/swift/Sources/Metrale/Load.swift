@@ -40,6 +40,8 @@ public struct LoadOptions: Sendable {
     public var lowPriority = false
     /// On a device, the same bits alone and in any batch; slower.
     public var deterministic = false
+    /// Weights are packed by the load, not when they are used a second time.
+    public var packed = false
     /// Every weight decoded to its exact value, activations and cache in f32.
     public var exact = false
     /// What keys and values are kept in.
@@ -77,6 +79,7 @@ final class Loading: @unchecked Sendable { // the handle may be used on any thre
         wanted.device = options.device
         wanted.device_bytes = options.deviceBytes
         if options.deterministic { wanted.flags |= UInt64(METRALE_LOAD_DETERMINISTIC) }
+        if options.packed { wanted.flags |= UInt64(METRALE_LOAD_PACKED) }
         if options.lowPriority { wanted.flags |= UInt64(METRALE_LOAD_LOW_PRIORITY) }
         wanted.compute = options.exact ? UInt32(METRALE_COMPUTE_F32) : UInt32(METRALE_COMPUTE_DEFAULT)
         wanted.kv_type = options.kv.rawValue

@@ -68,7 +68,7 @@ pub fn tables() -> Vec<&'static Table> {
         if avx2 && avx512 {
             found.push(&on_avx512::STATIC);
         }
-        if avx2 && avx512 && is_x86_feature_detected!("avx512bf16") {
+        if avx2 && avx512 && is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi") {
             found.push(&AVX512_BF16);
         }
     }

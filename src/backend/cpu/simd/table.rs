@@ -31,7 +31,7 @@ pub(super) unsafe fn never_fill(_: DType, _: Layout, _: usize, _: &[&[u8]; LANES
     false
 }
 
-/// Products of bfloat16 weights with activations rounded to bfloat16.
+/// Products of bfloat16 and 8-bit weights with activations rounded to bfloat16.
 #[derive(Clone, Copy)]
 pub(super) struct PairFunctions {
     pub(super) matmul: unsafe fn(&Product<'_>),
@@ -39,7 +39,8 @@ pub(super) struct PairFunctions {
 }
 
 impl Table {
-    /// Whether [`Layout::Bf16`](super::super::pack::Layout::Bf16) also meets [`Activations::Pairs`], faster.
+    /// Whether [`Layout::Bf16`](super::super::pack::Layout::Bf16) and [`Layout::F8`](super::super::pack::Layout::F8) also meet
+    /// [`Activations::Pairs`], faster.
     pub fn has_pairs(&self) -> bool {
         self.pairs.is_some()
     }
@@ -130,7 +131,7 @@ impl Table {
         };
         let matmul = match acts {
             Activations::Pairs { .. } => {
-                assert_eq!(w.layout(), Layout::Bf16, "pairs and other weights");
+                assert!(matches!(w.layout(), Layout::Bf16 | Layout::F8), "pairs and {:?}", w.layout());
                 self.pairs.expect("callers ask for pairs first").matmul
             }
             _ => self.matmul,
@@ -139,9 +140,10 @@ impl Table {
         let last = (rows.end - 1).checked_mul(stride).and_then(|start| start.checked_add(width));
         assert!(last.is_some_and(|end| end <= len), "rows {rows:?} of {width} every {stride} exceed {len} activations");
         assert!(epilogue.bias.is_none_or(|b| b.len() >= w.rows()), "a bias for fewer than {} features", w.rows());
+        let (own, late) = w.places();
         let product = Product {
             layout: w.layout(),
-            weights: w.data().as_ptr(),
+            weights: own.data.as_ptr(),
             panel_bytes: w.panel_bytes(),
             cols: w.cols(),
             features: w.rows(),
@@ -153,9 +155,33 @@ impl Table {
             y,
             y_stride: ld,
         };
-        // SAFETY: the table exists only where its instructions do; weights, activations and bias were checked above, the outputs are
-        // the caller's promise.
-        unsafe { matmul(&product) }
+        let Some(late) = late else {
+            // SAFETY: the table exists only where its instructions do; weights, activations and bias were checked above, the outputs are
+            // the caller's promise.
+            return unsafe { matmul(&product) };
+        };
+        late.each(&own, product.panels.clone(), |panels, apart| {
+            let product = match apart {
+                None => Product { panels, rows: product.rows.clone(), ..product },
+                Some(buffer) => {
+                    assert!(panels.len() * own.panel_bytes <= buffer.len(), "a buffer for {panels:?}");
+                    // The same outputs, counted from the first of these panels on.
+                    let first = panels.start * LANES;
+                    Product {
+                        weights: buffer.as_ptr(),
+                        panels: 0..panels.len(),
+                        features: product.features - first,
+                        rows: product.rows.clone(),
+                        bias: product.bias.map(|bias| &bias[first..]),
+                        // SAFETY: the outputs of these panels are the caller's promise.
+                        y: unsafe { product.y.add(first) },
+                        ..product
+                    }
+                }
+            };
+            // SAFETY: as above; these panels are filled.
+            unsafe { matmul(&product) }
+        });
     }
 
     /// The same into a slice that holds all rows, for callers that share nothing.

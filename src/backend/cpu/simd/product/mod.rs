@@ -102,6 +102,8 @@ mod integers;
 mod narrow;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
+#[cfg(target_arch = "x86_64")]
+mod pairs_f8;
 
 use floats::{BF16, F8, F16, F32, floats};
 use integers::{I4, I8, TABLE, integers};

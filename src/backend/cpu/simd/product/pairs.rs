@@ -6,13 +6,19 @@
 
 use super::super::avx512::Avx512;
 use super::super::table::PairFunctions;
-use super::{Product, finish, tile_rows};
+use super::{Product, finish, pairs_f8, tile_rows};
 use crate::backend::cpu::activations::Activations;
-use crate::backend::cpu::pack::LANES;
+use crate::backend::cpu::pack::{LANES, Layout};
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-pub(in super::super) const PAIRS: PairFunctions = PairFunctions { matmul, round };
+pub(in super::super) const PAIRS: PairFunctions = PairFunctions { matmul: either, round };
+
+/// The product with either kind of weights.
+unsafe fn either(p: &Product<'_>) {
+    // SAFETY: handed on.
+    unsafe { if p.layout == Layout::F8 { pairs_f8::matmul(p) } else { matmul(p) } }
+}
 
 /// Rows and panels of the product, tile by tile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
