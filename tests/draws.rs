@@ -12,7 +12,7 @@ use std::sync::Arc;
 use support::Scratch;
 
 const VOCAB: usize = 1000;
-const STEPS: usize = 12;
+const STEPS: usize = 6;
 
 fn load() -> Arc<Engine> {
     let config = json!({
