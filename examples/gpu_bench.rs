@@ -1,10 +1,10 @@
 //! Speed of a model's shapes on an NVIDIA device, as shares of what its memory gives a plain read in the same run.
 //!
-//!     gpu_bench [--types BF16,Q8_0] [--batches 1,8,32] [--prompt 2048] [--layers 36] [--steps 64] [--device 1] [--on-device N] [--threads N]
-//!         [--kernels] [--deterministic] [--sampling] [CONFIG]
+//!     gpu_bench [--types BF16,Q8_0] [--batches 1,8,32] [--prompt 2048] [--layers 36] [--steps 64] [--device 1] [--on-device N] [--host-experts N]
+//!         [--threads N] [--kernels] [--deterministic] [--sampling] [CONFIG]
 //!
 //! CONFIG is a folder with `config.json`; without it the shapes are those of Qwen3-8B. Weights are random. With `--on-device` the last N layers
-//! run on the device and the others on the processor. A row tells tokens a second, the time
+//! run on the device and the others on the processor; with `--host-experts` the experts of the first N layers stay there. A row tells tokens a second, the time
 //! and the bytes of a step (weights and cached positions), their share of the read, and the host's part of a step: what is not spent waiting for
 //! the device, the median, the mean and the most of the steps (a step that captures a graph for more positions, or takes new pages, is among them).
 //! With `--kernels` a prompt and a step of each batch are run once more, and what each kernel takes is told; kernels do not overlap then. With
@@ -32,6 +32,7 @@ struct Arguments {
     steps: usize,
     device: usize,
     on_device: usize,
+    host_experts: usize,
     threads: usize,
     deterministic: bool,
     kernels: bool,
@@ -48,6 +49,7 @@ fn arguments() -> Result<Arguments, String> {
         steps: 64,
         device: 1,
         on_device: 0,
+        host_experts: 0,
         threads: 0,
         deterministic: false,
         kernels: false,
@@ -66,6 +68,7 @@ fn arguments() -> Result<Arguments, String> {
             "--steps" => a.steps = number(value()?)?,
             "--device" => a.device = number(value()?)?,
             "--on-device" => a.on_device = number(value()?)?,
+            "--host-experts" => a.host_experts = number(value()?)?,
             "--deterministic" => a.deterministic = true,
             "--threads" => a.threads = number(value()?)?,
             "--kernels" => a.kernels = true,
@@ -142,13 +145,23 @@ fn one(
     let mut figures = Vec::new();
     let synthetic = Some(Synthetic { dtype, seed: 1 });
     let context = a.prompt.max(512) + 512;
-    let (device, device_layers) = (a.device, a.on_device);
-    let options = LoadOptions { device, device_layers, threads: a.threads, context, synthetic, deterministic, ..LoadOptions::default() };
+    let (device, device_layers, host_experts) = (a.device, a.on_device, a.host_experts);
+    let options = LoadOptions {
+        device,
+        device_layers,
+        host_experts,
+        threads: a.threads,
+        context,
+        synthetic,
+        deterministic,
+        ..LoadOptions::default()
+    };
     let started = Instant::now();
     let engine = engine::load(folder, &options, None)?;
     let (bytes, vocab) = (engine.step_bytes(), engine.info().vocab as u64);
     let there = engine.plan().device;
-    println!("{}: {} layers and {:.1} GB on the device", dtype.name(), there.layers, there.total() as f64 / 1e9);
+    let (layers, experts, total) = (there.layers, there.host_experts, there.total() as f64 / 1e9);
+    println!("{}: {layers} layers, without the experts of {experts}, and {total:.1} GB on the device", dtype.name());
     println!(
         "{}{}: loaded in {:.1} s; a step reads {:.2} GB of weights",
         dtype.name(),
