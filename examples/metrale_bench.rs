@@ -218,7 +218,7 @@ fn run(a: &Arguments) -> Result<(), metrale::error::Error> {
             s.truncate(0)?;
             s.prefill(&depth)?;
         }
-        kv_bytes = if a.depth > 0 { engine.cache_bytes() } else { 0 };
+        kv_bytes = if a.depth > 0 { sequences.iter().map(|s| s.held().kv_owned).sum() } else { 0 };
         let start = Instant::now();
         let mut window = start;
         for step in 0..a.decode as i32 {
