@@ -1,6 +1,7 @@
 //! Which weights a load leaves in their file until they are used a second time, and how they are had then.
 
-use super::pack::{self, Supply, find, oriented};
+use super::filling::{Scratch, fill};
+use super::pack::{Supply, find, oriented};
 use super::prepare::Prepared;
 use crate::backend::cpu::arena::{Buffer, Region};
 use crate::backend::cpu::late::{Desk, GROUP, Rows};
@@ -35,7 +36,7 @@ impl InFile {
 impl Rows for InFile {
     fn fill(&self, panel: usize, out: &mut [u8]) {
         let rows = panel * LANES..(panel + 1) * LANES;
-        let done = pack::fill(&self.stored, &self.part, self.layout, self.cols, rows, out, &mut pack::Scratch::default());
+        let done = fill(&self.stored, &self.part, self.layout, self.cols, rows, out, &mut Scratch::default());
         done.expect("only what is unusual takes memory, and types were compared when the weight was made");
     }
 

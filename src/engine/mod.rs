@@ -13,6 +13,7 @@ mod embed;
 mod encode;
 mod explain;
 mod fault;
+mod filling;
 mod fingerprint;
 mod forward;
 pub mod generate;

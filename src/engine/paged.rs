@@ -1,6 +1,7 @@
 //! Experts that stay in their file.
 
-use super::pack::{Scratch, fill, find, oriented};
+use super::filling::{Scratch, fill};
+use super::pack::{find, oriented};
 use crate::backend::cpu::pack::{LANES, Layout, Packed};
 use crate::error::{Error, Result};
 use crate::ops::{ExpertCache, PagedExperts, PanelSource, Weight};

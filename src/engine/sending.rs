@@ -1,8 +1,9 @@
 //! Weights on their way to a device. Matrices that stay there alone are packed where the device copies from, a buffer of staging at a time:
 //! while one is on its way the next is filled, so that a load takes as long as the slower of the two. Others are made here first.
 
+use super::filling::Filling;
 use super::fingerprint::{Fingerprint, Maker};
-use super::pack::{self, Filling, Supply};
+use super::pack::{self, Supply};
 use super::placement::{Keep, Location};
 use super::plan::Plan;
 use super::prepare::Prepared;

@@ -36,6 +36,7 @@ const UNSAFE_PLACES: &[&str] = &[
     "src/cache/pages.rs",
     "src/cache/state.rs",
     "src/circuit/device.rs",
+    "src/circuit/device_weights.rs",
     "src/comm/nccl.rs",
     "src/ops/",
     "src/runtime/",
