@@ -4,7 +4,8 @@
 
 FOLDER holds NVRTC's libraries (libnvrtc.so.12 and libnvrtc-builtins.so.12.9), as unpacked from the wheel nvidia-cuda-nvrtc-cu12; without it, they are
 looked for under build/nvrtc and on the loader's path. Writes build/kernels.pack (src/backend/cuda/pack.rs tells its form) and kernels/resources.txt; with
---check it writes neither and compares the latter: 1 where that differs, 77 where there is no NVRTC.
+--check it writes neither and compares the latter: 1 where that differs, 77 where there is no NVRTC. Files whose text is the recorded one are taken
+as checked; with --all they are compiled again.
 """
 import argparse
 import ctypes as C
@@ -94,10 +95,27 @@ def resources(log):
         yield f'{m[1]}: registers {m[5]}, spilled {int(m[3]) + int(m[4])}, stack {m[2]}, shared {shared[1] if shared else 0}'
 
 
+def source(architecture, name, text):
+    """The line that ends what is recorded of a file."""
+    return f'{architecture} source {name} {fnv(text.encode()):016x}\n'
+
+
+def blocks(lines):
+    """What is recorded, by architecture and file."""
+    found, block = {}, []
+    for line in lines:
+        block.append(line)
+        words = line.split()
+        if words[1] == 'source':
+            found[words[2], words[0]], block = block, []
+    return found
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument('--library')
     arguments.add_argument('--check', action='store_true')
+    arguments.add_argument('--all', action='store_true')
     arguments.add_argument('architectures', nargs='*')
     given = arguments.parse_args()
     lib = nvrtc(given.library)
@@ -109,16 +127,26 @@ def main():
     texts = {name: flat(name + '.cu') for name in names}
     architectures = given.architectures or (RECORDED if given.check else ARCHITECTURES)
     jobs = [(name, architecture) for architecture in architectures for name in names]
-    with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(lambda job: compiled(lib, job[0], texts[job[0]], job[1]), jobs))
-    told = [f'{architecture} {line}\n' for (_, architecture), (_, log) in zip(jobs, made) if architecture in RECORDED for line in resources(log)]
     record = os.path.join(ROOT, 'resources.txt')
+    known = {}
     if given.check:
         with open(record, encoding='utf-8') as file:
-            known = [line for line in file if line.split(' ')[0] in architectures]
-        for line in sorted(set(known) ^ set(told)):
-            print(('- ' if line in known else '+ ') + line, end='')
-        return 0 if known == told else 1
+            known = {job: block for job, block in blocks(file).items() if job[1] in architectures}
+        gone = [line for job, block in known.items() if job not in jobs for line in block]
+        if not given.all:
+            jobs = [job for job in jobs if known.get(job, [''])[-1] != source(job[1], job[0], texts[job[0]])]
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda job: compiled(lib, job[0], texts[job[0]], job[1]), jobs))
+    told = {}
+    for (name, architecture), (_, log) in zip(jobs, made):
+        if architecture in RECORDED:
+            told[name, architecture] = [f'{architecture} {line}\n' for line in resources(log)] + [source(architecture, name, texts[name])]
+    if given.check:
+        before, after = ({line for job in jobs for line in by_job.get(job, [''])[:-1]} for by_job in (known, told))
+        for line in gone + sorted(before ^ after):
+            print(('+ ' if line in after else '- ') + line, end='')
+        print(f'{len(jobs)} files compiled, {len(names) * len(architectures) - len(jobs)} as recorded')
+        return 0 if before == after and not gone else 1
     head, images, at = [], [], 0
     for (name, architecture), (image, _) in zip(jobs, made):
         small = zlib.compress(image, 9)
@@ -130,7 +158,7 @@ def main():
         file.write((''.join(head) + '\n').encode() + b''.join(images))
     if set(RECORDED) <= set(architectures):
         with open(record, 'w', encoding='utf-8') as file:
-            file.writelines(told)
+            file.writelines(line for block in told.values() for line in block)
     os.utime(record)  # build.rs does not watch a pack that was not there
     print(f'{len(jobs)} images of {len(names)} files, {at} bytes')
     return 0
