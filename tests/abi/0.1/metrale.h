@@ -385,7 +385,8 @@ typedef struct {
     // is `METRALE_OUT_OF_MEMORY` before weights are read, with the bytes wanted and available.
     uint64_t memory;
     // Leaves routed experts in their file and keeps at most this many bytes of them packed, those met most often; 0
-    // takes `METRALE_EXPERT_BYTES` from the environment, else packs all of them at load.
+    // takes `METRALE_EXPERT_BYTES` from the environment, else packs all of them at load. With a device they are the processor's to compute, as
+    // if `host_experts` said all.
     uint64_t expert_bytes;
     // Types that matrices are multiplied in where they are to differ from the file's: rules `<where>=<type>` parted by
     // commas, `"layers.0-3.mlp=f32,head=bf16"`. NULL takes `METRALE_PRECISION` from the environment. Copied.
@@ -409,11 +410,15 @@ typedef struct {
     // the cap.
     uint64_t device_bytes;
     // Layers that the device runs: the last so many, and what follows them; the others, and the embeddings, stay on the processor, each
-    // layer with its keys and values and its state. 0 takes as many as `device_bytes` hold, the whole model where that fits, and at the least
-    // what follows the last layer; `metrale_plan` tells how many those are. Other numbers are taken as they are: the model's layers or more
+    // layer with its keys and values and its state. 0 takes as many as `device_bytes` hold, the whole model where that fits, else all of it but
+    // experts (`host_experts`) where that does, and at the least what follows the last layer; `metrale_plan` tells how many those are. Other numbers are taken as they are: the model's layers or more
     // (`METRALE_ALL_LAYERS`) are all of the model. `METRALE_OUT_OF_MEMORY`, before weights are read, with the bytes wanted and available, where
     // that does not fit, and `METRALE_UNSUPPORTED` where the model cannot be cut there, because a later layer reads what an earlier one keeps.
     uint64_t device_layers;
+    // Of the layers with experts that the device runs, the first so many whose experts stay on the processor, which computes them while the
+    // device waits; all else of such a layer, its keys and values among it, is the device's. More than there are, or `METRALE_ALL_LAYERS`, are
+    // all. 0 is as few as `device_bytes` require where `device_layers` is 0, and none where that is a number.
+    uint64_t host_experts;
 } metrale_load_options;
 
 // Bytes that a model and its sequences take, by purpose. Set `struct_size` before the call.
@@ -447,6 +452,8 @@ typedef struct {
     uint64_t device_total;
     // Layers that run there: the last so many, and what follows the last one. The others run on the processor, whose bytes are the host's.
     uint64_t device_layers;
+    // Of those with experts, the first so many whose experts stay on the processor.
+    uint64_t host_experts;
 } metrale_memory_plan;
 
 // Fills `len` bytes at `into` with a source's bytes from `offset` on, and returns how many it filled. Everything but
