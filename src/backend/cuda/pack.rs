@@ -1,7 +1,14 @@
 //! The pack of compiled kernels that the library may carry; `kernels/build.py` writes it.
 //!
-//! A line of text for each image, then an empty line, then the images, each deflated: `FILE ARCHITECTURE HASH OFFSET BYTES LENGTH`, where `HASH` is
-//! that of the file's text with its headers in place and `OFFSET` counts from behind the empty line.
+//! A line of text for each image, then an empty line, then the images, each an LZMA file (half of what they deflate to): `FILE ARCHITECTURE HASH
+//! OFFSET BYTES LENGTH`, where `HASH` is that of the file's text with its headers in place and `OFFSET` counts from behind the empty line.
+
+use crate::error::vec_with_capacity;
+use lzma_rust2::LzmaReader;
+use std::io::Read;
+
+/// Most memory that unpacking takes, in KiB: the dictionary is as large as kernels/build.py says.
+const MEMORY: u32 = 8 << 10;
 
 /// The image of a file for an architecture, if it was made of the text with this hash.
 pub(super) fn find(pack: &[u8], file: &str, architecture: &str, hash: u64) -> Option<Vec<u8>> {
@@ -16,7 +23,10 @@ pub(super) fn find(pack: &[u8], file: &str, architecture: &str, hash: u64) -> Op
         let mut number = || words.next()?.parse::<usize>().ok();
         let (offset, bytes, length) = (number()?, number()?, number()?);
         let image = images.get(offset..offset.checked_add(bytes)?)?;
-        miniz_oxide::inflate::decompress_to_vec_zlib_with_limit(image, length).ok()
+        let mut code = vec_with_capacity(length, "code of a kernel").ok()?;
+        let unpacked = LzmaReader::new_mem_limit(image, MEMORY, None).ok()?;
+        unpacked.take(length as u64 + 1).read_to_end(&mut code).ok()?;
+        (code.len() == length).then_some(code)
     })
 }
 
@@ -31,15 +41,21 @@ mod tests {
 
     #[test]
     fn an_image_is_found_by_file_architecture_and_hash() {
-        let image = miniz_oxide::deflate::compress_to_vec_zlib(b"machine code", 6);
+        // As Python's lzma writes it.
+        let image = [
+            93, 0, 0, 32, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 54, 152, 72, 153, 138, 247, 170, 180, 55, 233, 5, 31, 210, 96, 71,
+            124, 255, 255, 66, 216, 0, 0,
+        ];
         let (a, b) = (hash(b"a"), hash(b"b"));
         let mut pack = format!("x sm_80 {a:016x} 0 0 0\nx sm_90a {b:016x} 0 {} 12\n\n", image.len()).into_bytes();
-        pack.extend(&image);
+        pack.extend(image);
         assert_eq!(find(&pack, "x", "sm_90a", b).as_deref(), Some(&b"machine code"[..]));
         assert_eq!(find(&pack, "x", "sm_90a", a), None);
         assert_eq!(find(&pack, "y", "sm_90a", b), None);
-        // Cut short, or promising less than it holds.
+        // Cut short, or of another length than was told.
         assert_eq!(find(&pack[..pack.len() - 1], "x", "sm_90a", b), None);
+        let longer = String::from_utf8_lossy(&pack[..pack.len() - image.len()]).replace(" 12\n", " 13\n");
+        assert_eq!(find(&[longer.as_bytes(), &image].concat(), "x", "sm_90a", b), None);
         assert_eq!(find(b"nothing", "x", "sm_90a", b), None);
     }
 }
