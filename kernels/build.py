@@ -19,8 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 ROOT = os.path.dirname(os.path.abspath(__file__))
 BUILD = os.path.join(os.path.dirname(ROOT), 'build')
 ARCHITECTURES = ['sm_80', 'sm_86', 'sm_89', 'sm_90a', 'sm_100a', 'sm_103a', 'sm_120a', 'sm_121a', 'ptx']
-# No image is larger than the dictionary; whoever reads the pack takes as much memory.
-LZMA = {'id': lzma.FILTER_LZMA1, 'preset': 9 | lzma.PRESET_EXTREME, 'dict_size': 1 << 22}
+# Those whose code has much in common are compressed together, a file at a time.
+ALIKE = [['sm_80', 'sm_86', 'sm_89'], ['sm_90a'], ['sm_100a', 'sm_103a'], ['sm_120a', 'sm_121a'], ['ptx']]
+# Whoever reads the pack takes as much memory as the dictionary has.
+LZMA = {'id': lzma.FILTER_LZMA1, 'preset': 9 | lzma.PRESET_EXTREME, 'dict_size': 1 << 23}
+# Bytes of the pack: the library is to stay below 25 MB with it.
+MOST = 9 << 20
 # What resources.txt tells of: an old form and the newest that is at hand to be measured.
 RECORDED = ['sm_80', 'sm_90a']
 
@@ -149,15 +153,23 @@ def main():
             print(('+ ' if line in after else '- ') + line, end='')
         print(f'{len(jobs)} files compiled, {len(names) * len(architectures) - len(jobs)} as recorded')
         return 0 if before == after and not gone else 1
-    head, images, at = [], [], 0
-    for (name, architecture), (image, _) in zip(jobs, made):
-        small = lzma.compress(image, lzma.FORMAT_ALONE, filters=[LZMA])
-        head.append(f'{name} {architecture} {fnv(texts[name].encode()):016x} {at} {len(small)} {len(image)}\n')
-        images.append(small)
-        at += len(small)
+    made = {job: image for job, (image, _) in zip(jobs, made)}
+    head, packed, at = [], [], 0
+    for name in names:
+        for alike in ALIKE:
+            images = [(architecture, made[name, architecture]) for architecture in alike if architecture in architectures]
+            small = lzma.compress(b''.join(image for _, image in images), lzma.FORMAT_ALONE, filters=[LZMA]) if images else b''
+            start = 0
+            for architecture, image in images:
+                head.append(f'{name} {architecture} {fnv(texts[name].encode()):016x} {at} {len(small)} {start} {len(image)}\n')
+                start += len(image)
+            packed.append(small)
+            at += len(small)
+    if at > MOST:
+        sys.exit(f'the pack has {at} bytes, {MOST} are the most')
     os.makedirs(BUILD, exist_ok=True)
     with open(os.path.join(BUILD, 'kernels.pack'), 'wb') as file:
-        file.write((''.join(head) + '\n').encode() + b''.join(images))
+        file.write((''.join(head) + '\n').encode() + b''.join(packed))
     if set(RECORDED) <= set(architectures):
         with open(record, 'w', encoding='utf-8') as file:
             file.writelines(line for block in told.values() for line in block)

@@ -1,14 +1,15 @@
 //! The pack of compiled kernels that the library may carry; `kernels/build.py` writes it.
 //!
-//! A line of text for each image, then an empty line, then the images, each an LZMA file (half of what they deflate to): `FILE ARCHITECTURE HASH
-//! OFFSET BYTES LENGTH`, where `HASH` is that of the file's text with its headers in place and `OFFSET` counts from behind the empty line.
+//! A line of text for each image, then an empty line, then LZMA files, each of a few images one after the other: `FILE ARCHITECTURE HASH OFFSET
+//! BYTES START LENGTH`, where `HASH` is that of the file's text with its headers in place, `OFFSET` and `BYTES` tell where the LZMA file lies behind the
+//! empty line, and `START` and `LENGTH` where the image lies in what it holds.
 
 use crate::error::vec_with_capacity;
 use lzma_rust2::LzmaReader;
 use std::io::Read;
 
 /// Most memory that unpacking takes, in KiB: the dictionary is as large as kernels/build.py says.
-const MEMORY: u32 = 8 << 10;
+const MEMORY: u32 = 16 << 10;
 
 /// The image of a file for an architecture, if it was made of the text with this hash.
 pub(super) fn find(pack: &[u8], file: &str, architecture: &str, hash: u64) -> Option<Vec<u8>> {
@@ -21,12 +22,13 @@ pub(super) fn find(pack: &[u8], file: &str, architecture: &str, hash: u64) -> Op
             return None;
         }
         let mut number = || words.next()?.parse::<usize>().ok();
-        let (offset, bytes, length) = (number()?, number()?, number()?);
-        let image = images.get(offset..offset.checked_add(bytes)?)?;
-        let mut code = vec_with_capacity(length, "code of a kernel").ok()?;
-        let unpacked = LzmaReader::new_mem_limit(image, MEMORY, None).ok()?;
-        unpacked.take(length as u64 + 1).read_to_end(&mut code).ok()?;
-        (code.len() == length).then_some(code)
+        let (offset, bytes, start, length) = (number()?, number()?, number()?, number()?);
+        let packed = images.get(offset..offset.checked_add(bytes)?)?;
+        let mut unpacked = LzmaReader::new_mem_limit(packed, MEMORY, None).ok()?;
+        let before = std::io::copy(&mut unpacked.by_ref().take(start as u64), &mut std::io::sink()).ok()?;
+        let mut image = vec_with_capacity(length, "code of kernels").ok()?;
+        unpacked.take(length as u64).read_to_end(&mut image).ok()?;
+        (before == start as u64 && image.len() == length).then_some(image)
     })
 }
 
@@ -41,21 +43,26 @@ mod tests {
 
     #[test]
     fn an_image_is_found_by_file_architecture_and_hash() {
-        // As Python's lzma writes it.
-        let image = [
-            93, 0, 0, 32, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 54, 152, 72, 153, 138, 247, 170, 180, 55, 233, 5, 31, 210, 96, 71,
-            124, 255, 255, 66, 216, 0, 0,
+        // "other machine code", as Python's lzma writes it.
+        let packed = [
+            93, 0, 0, 128, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 55, 157, 9, 51, 210, 99, 150, 212, 138, 155, 32, 176, 9, 244, 21,
+            21, 200, 198, 88, 108, 118, 64, 255, 255, 122, 116, 0, 0,
         ];
         let (a, b) = (hash(b"a"), hash(b"b"));
-        let mut pack = format!("x sm_80 {a:016x} 0 0 0\nx sm_90a {b:016x} 0 {} 12\n\n", image.len()).into_bytes();
-        pack.extend(image);
-        assert_eq!(find(&pack, "x", "sm_90a", b).as_deref(), Some(&b"machine code"[..]));
-        assert_eq!(find(&pack, "x", "sm_90a", a), None);
-        assert_eq!(find(&pack, "y", "sm_90a", b), None);
-        // Cut short, or of another length than was told.
-        assert_eq!(find(&pack[..pack.len() - 1], "x", "sm_90a", b), None);
-        let longer = String::from_utf8_lossy(&pack[..pack.len() - image.len()]).replace(" 12\n", " 13\n");
-        assert_eq!(find(&[longer.as_bytes(), &image].concat(), "x", "sm_90a", b), None);
+        let pack = |start: usize, length: usize| {
+            let mut pack = format!("x sm_80 {a:016x} 0 0 0 0\nx sm_90a {b:016x} 0 {} {start} {length}\n\n", packed.len()).into_bytes();
+            pack.extend(packed);
+            pack
+        };
+        assert_eq!(find(&pack(6, 12), "x", "sm_90a", b).as_deref(), Some(&b"machine code"[..]));
+        assert_eq!(find(&pack(0, 5), "x", "sm_90a", b).as_deref(), Some(&b"other"[..]));
+        assert_eq!(find(&pack(6, 12), "x", "sm_90a", a), None);
+        assert_eq!(find(&pack(6, 12), "y", "sm_90a", b), None);
+        // Cut short, or holding less than was told.
+        assert_eq!(find(&pack(6, 12)[..pack(6, 12).len() - 12], "x", "sm_90a", b), None);
+        for (start, length) in [(6, 13), (18, 1), (19, 0), (usize::MAX, 1), (0, usize::MAX)] {
+            assert_eq!(find(&pack(start, length), "x", "sm_90a", b), None, "{start} {length}");
+        }
         assert_eq!(find(b"nothing", "x", "sm_90a", b), None);
     }
 }
