@@ -11,6 +11,9 @@
 //! `--deterministic` each type is measured again with bits that do not depend on the batch, and what that costs is printed. With `--sampling` each
 //! batch is measured again with tokens that are drawn (top-k 40, top-p 0.95, temperature 0.8): from what the device finds, and from whole rows.
 
+#[path = "../benches/support/qwen3_8b.rs"]
+mod qwen3_8b;
+
 use metrale::backend::cuda::{Device, Stream, read_bandwidth};
 use metrale::engine::{self, Chooser, Sequence, SequenceOptions, decode_step, forward};
 use metrale::options::{LoadOptions, Synthetic};
@@ -19,10 +22,6 @@ use metrale::tensor::DType;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-
-const CONFIG: &str = r#"{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096,
-"intermediate_size": 12288, "num_hidden_layers": LAYERS, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-"max_position_embeddings": 40960, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "hidden_act": "silu"}"#;
 
 struct Arguments {
     types: Vec<String>,
@@ -103,7 +102,7 @@ fn run(a: &Arguments) -> metrale::error::Result<()> {
     let made = std::env::temp_dir().join(format!("metrale-gpu-bench-{}", std::process::id()));
     let folder = a.config.clone().unwrap_or_else(|| {
         std::fs::create_dir_all(&made).expect("the folder for temporary files can be written to");
-        std::fs::write(made.join("config.json"), CONFIG.replace("LAYERS", &a.layers.to_string())).expect("as above");
+        std::fs::write(made.join("config.json"), qwen3_8b::config(a.layers)).expect("as above");
         made.clone()
     });
     for name in &a.types {

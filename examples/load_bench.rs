@@ -8,6 +8,9 @@
 //! those processes do.
 #![allow(unsafe_code)] // copies from pinned memory
 
+#[path = "../benches/support/qwen3_8b.rs"]
+mod qwen3_8b;
+
 use metrale::backend::cuda::{Block, Device, Pinned, Stream};
 use metrale::engine::{self, Chooser, Sequence, SequenceOptions, decode_step};
 use metrale::options::LoadOptions;
@@ -186,10 +189,6 @@ fn map_rate(file: &Path, bytes: u64) -> Result<f64> {
     Ok(bytes as f64 / started.elapsed().as_secs_f64())
 }
 
-const CONFIG: &str = r#"{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096,
-"intermediate_size": 12288, "num_hidden_layers": LAYERS, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-"max_position_embeddings": 40960, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "hidden_act": "silu"}"#;
-
 /// Tensors with their shapes, in the order of the file; norms have one dimension.
 fn tensors(layers: usize) -> Vec<(String, Vec<u64>)> {
     let mut all = vec![("model.embed_tokens.weight".to_string(), vec![151936, 4096])];
@@ -214,7 +213,7 @@ fn tensors(layers: usize) -> Vec<(String, Vec<u64>)> {
 
 /// Writes config and tensors in BF16; the file's bytes.
 fn write_checkpoint(layers: usize, folder: &Path, file: &Path) -> Result<u64> {
-    std::fs::write(folder.join("config.json"), CONFIG.replace("LAYERS", &layers.to_string()))?;
+    std::fs::write(folder.join("config.json"), qwen3_8b::config(layers))?;
     let (mut header, mut places, mut at) = (String::new(), Vec::new(), 0u64);
     for (name, shape) in tensors(layers) {
         let bytes = 2 * shape.iter().product::<u64>();

@@ -290,6 +290,22 @@ fn experts_in_their_file_go_with_a_device() {
 }
 
 #[test]
+fn a_message_tells_what_did_not_fit() {
+    if !is_child("a_message_tells_what_did_not_fit", &[]) {
+        return;
+    }
+    let told = [
+        (Cut::from(THERE), "the model with one sequence"),
+        (Cut::from(1), "the model's last 1 layers, with what follows them, with one sequence"),
+        (Cut { layers: THERE, experts: 1 }, "the model without the experts of 1 of its layers with one sequence"),
+    ];
+    for (cut, words) in told {
+        let e = engine::load(&model("mixtral"), &LoadOptions { device_bytes: 1, ..options(cut) }, None).err().unwrap();
+        assert!(e.kind() == Kind::OutOfMemory && e.message().contains(words), "{cut}: {e}");
+    }
+}
+
+#[test]
 fn beginnings_are_taken_up_across_a_cut() {
     if !is_child("beginnings_are_taken_up_across_a_cut", &[]) {
         return;

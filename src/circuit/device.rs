@@ -50,6 +50,7 @@ pub struct DeviceWorkspace {
     ends: Vec<Event>,
     /// Captured steps, with the operation to go on with.
     graphs: Vec<(Step, Graph, usize)>,
+    /// As many graphs as [`MOST_GRAPHS`] steps have.
     most_graphs: usize,
     /// Whether steps are captured.
     captures: bool,

@@ -234,12 +234,10 @@ impl Weights {
         preflight::check_memory(&plan, prepared.context, options.memory)?;
         if let Some(device) = &prepared.device {
             let placement = &prepared.placement;
-            preflight::check_device_memory(&plan, prepared.context, options.device_bytes, device, placement.is_split())?;
+            preflight::check_device_memory(&plan, prepared.context, options.device_bytes, device, &placement.share())?;
             if placement.is_split() {
-                let (layers, bytes) = (placement.layers, [plan.total(), plan.device.total()]);
-                runtime::note(Level::Info, 0, || {
-                    format!("load: the last {layers} layers on the device, {} bytes there and {} here", bytes[1], bytes[0])
-                });
+                let (share, here, there) = (placement.share(), plan.total(), plan.device.total());
+                runtime::note(Level::Info, 0, || format!("load: on the device {share}, {there} bytes there and {here} here"));
             }
             prepared.check_kernels(&programs)?;
         }

@@ -43,7 +43,7 @@ pub(super) struct Placement {
     pub layers: usize,
     /// Of those the first so many with experts whose experts stay here.
     pub host_experts: usize,
-    /// Where among [`Recorded::rungs`] this is.
+    /// Which of the placements that are tried one after the other this is ([`Recorded::rung`]).
     rung: usize,
     /// By weight.
     pub weights: Vec<Location>,
@@ -74,6 +74,19 @@ impl Placement {
     /// Whether both sides run something.
     pub fn is_split(&self) -> bool {
         self.is_cut() || self.host_experts > 0
+    }
+
+    /// What of the model is the device's, for messages.
+    pub fn share(&self) -> String {
+        let experts = match self.host_experts {
+            0 => String::new(),
+            count => format!(" without the experts of {count} of its layers"),
+        };
+        match (self.is_cut(), self.layers) {
+            (false, _) => format!("the model{experts}"),
+            (true, 0) => "what follows the model's last layer".into(),
+            (true, count) => format!("the model's last {count} layers{experts}, with what follows them,"),
+        }
     }
 
     /// Whether an operation of a layer that the device runs stays on the processor.
@@ -125,17 +138,17 @@ impl Recorded {
 
     /// The last of the placements that are tried one after the other, from most on the device to least.
     fn last_rung(&self) -> usize {
-        self.with_experts_here() + self.layers + 1
+        self.expert_rungs() + self.layers + 1
     }
 
-    /// Placements of those that leave the layers where they are.
-    fn with_experts_here(&self) -> usize {
+    /// How many of them, behind the first, move experts and no layer.
+    fn expert_rungs(&self) -> usize {
         if self.asked.is_some() { 0 } else { self.with_experts }
     }
 
     /// One of them, and whether the model can be cut there.
     fn rung(&self, declarations: &Declarations, rung: usize) -> (Placement, bool) {
-        let experts = self.with_experts_here();
+        let experts = self.expert_rungs();
         let (placement, sound) = self.placement(declarations, rung.saturating_sub(experts), self.asked.unwrap_or(rung.min(experts)));
         (Placement { rung, ..placement }, sound)
     }

@@ -46,20 +46,15 @@ pub(crate) fn device_limit(cap: u64, device: &Device) -> Result<u64> {
     if cap > 0 { Ok(cap) } else { Ok(device.memory()?.0) }
 }
 
-/// As [`check`] for what the plan puts on a device, which is all of the model or a part. `cap` of 0 takes what is free there.
-pub(crate) fn check_device(plan: &Plan, context: usize, cap: u64, device: &Device, is_split: bool) -> Result<()> {
+/// As [`check`] for what the plan puts on a device, which is `share` of the model. `cap` of 0 takes what is free there.
+pub(crate) fn check_device(plan: &Plan, context: usize, cap: u64, device: &Device, share: &str) -> Result<()> {
     let (limit, whose) = (device_limit(cap, device)?, if cap > 0 { "are allowed by the option device_bytes" } else { "are free there" });
     let (parts, total) = (&plan.device, plan.device.total());
     if total <= limit {
         return Ok(());
     }
-    let whose_bytes = match (is_split, parts.layers) {
-        (false, _) => "the model".to_string(),
-        (true, 0) => "what follows the model's last layer, without any layer,".to_string(),
-        (true, layers) => format!("the last {layers} layers and what follows them,"),
-    };
     let text = format!(
-        "{whose_bytes} with one sequence of {context} tokens takes {} of {}, {} {whose}: weights {}, cache {}, state {}, workspaces {}",
+        "{share} with one sequence of {context} tokens takes {} of {}, {} {whose}: weights {}, cache {}, state {}, workspaces {}",
         size(total),
         device.info().name,
         size(limit),

@@ -2,7 +2,7 @@
 
 use super::super::activations::{Activations, Epilogue};
 use super::super::pack::{F8_RUN, F8Row, Layout, Packed};
-use super::tables;
+use super::{Table, tables};
 use half::bf16;
 
 fn values(n: usize, seed: u64) -> Vec<f32> {
@@ -33,6 +33,48 @@ fn rounding_is_to_the_nearest_even_in_pairs() {
     }
 }
 
+/// Products of `count` rows with a matrix whose elements `weight` tells by row and column: near the sums in f64, and the same bits when panels and rows,
+/// so many of `cuts` at a time, are multiplied apart.
+fn check(table: &Table, packed: &Packed, weight: &dyn Fn(usize, usize) -> f64, count: usize, cuts: &[usize]) {
+    let (n, k) = (packed.rows(), packed.cols());
+    let (x, words) = (values(count * k, 3), k.div_ceil(2));
+    let mut pairs = vec![0; count * words];
+    for (x, pairs) in x.chunks(k).zip(pairs.chunks_mut(words)) {
+        table.round_row(x, pairs);
+    }
+    let acts = Activations::Pairs { x: &pairs, stride: words };
+    let bias = values(n, 7);
+    let epilogue = Epilogue { bias: Some(&bias), add: false };
+    let mut whole = vec![0.0; count * n];
+    table.matmul_into(packed, 0..packed.panels(), &acts, 0..count, &epilogue, &mut whole, n);
+    for r in 0..count {
+        for i in 0..n {
+            let (mut sum, mut size) = (bias[i] as f64, bias[i].abs() as f64);
+            for j in 0..k {
+                let product = bf16::from_f32(x[r * k + j]).to_f64() * weight(i, j);
+                (sum, size) = (sum + product, size + product.abs());
+            }
+            let off = (whole[r * n + i] as f64 - sum).abs();
+            assert!(off <= size * 2e-6, "row {r} feature {i} of [{n}, {k}]: {} for {sum}", whole[r * n + i]);
+        }
+    }
+    let same = |cut: &[f32]| cut.iter().zip(&whole).all(|(a, b)| a.to_bits() == b.to_bits());
+    for &rows in cuts {
+        let mut cut = vec![0.0; count * n];
+        for panel in 0..packed.panels() {
+            for first in (0..count).step_by(rows) {
+                table.matmul_into(packed, panel..panel + 1, &acts, first..count.min(first + rows), &epilogue, &mut cut, n);
+            }
+        }
+        assert!(same(&cut), "{rows} rows at a time give other bits");
+    }
+    let mut few = vec![0.0; count * n];
+    for row in 0..count {
+        table.matmul_into(packed, 0..packed.panels(), &acts, row..row + 1, &epilogue, &mut few, n);
+    }
+    assert!(same(&few), "single rows of several panels give other bits");
+}
+
 #[test]
 fn products_of_pairs_are_right_and_independent_of_the_cut() {
     for table in tables().into_iter().filter(|t| t.has_pairs()) {
@@ -43,37 +85,7 @@ fn products_of_pairs_are_right_and_independent_of_the_cut() {
                 let rows: Vec<&[f32]> = rows.chunks(k).collect();
                 Layout::Bf16.fill_f32(k, panel, &rows).unwrap();
             }
-            const ROWS: usize = 33;
-            let (x, words) = (values(ROWS * k, 3), k.div_ceil(2));
-            let mut pairs = vec![0; ROWS * words];
-            for (x, pairs) in x.chunks(k).zip(pairs.chunks_mut(words)) {
-                table.round_row(x, pairs);
-            }
-            let acts = Activations::Pairs { x: &pairs, stride: words };
-            let bias = values(n, 7);
-            let epilogue = Epilogue { bias: Some(&bias), add: false };
-            let mut whole = vec![0.0; ROWS * n];
-            table.matmul_into(&packed, 0..packed.panels(), &acts, 0..ROWS, &epilogue, &mut whole, n);
-            for r in 0..ROWS {
-                for i in 0..n {
-                    let (mut sum, mut size) = (bias[i] as f64, bias[i].abs() as f64);
-                    for j in 0..k {
-                        let product = bf16::from_f32(x[r * k + j]).to_f64() * w[i * k + j] as f64;
-                        (sum, size) = (sum + product, size + product.abs());
-                    }
-                    let off = (whole[r * n + i] as f64 - sum).abs();
-                    assert!(off <= size * 2e-6, "row {r} feature {i} of [{n}, {k}]: {} for {sum}", whole[r * n + i]);
-                }
-            }
-            for rows in [1, 2, 5, 7, 8] {
-                let mut cut = vec![0.0; ROWS * n];
-                for panel in 0..packed.panels() {
-                    for first in (0..ROWS).step_by(rows) {
-                        table.matmul_into(&packed, panel..panel + 1, &acts, first..ROWS.min(first + rows), &epilogue, &mut cut, n);
-                    }
-                }
-                assert!(cut.iter().zip(&whole).all(|(a, b)| a.to_bits() == b.to_bits()), "{rows} rows at a time give other bits");
-            }
+            check(table, &packed, &|i, j| f64::from(w[i * k + j]), 33, &[1, 2, 5, 7, 8]);
         }
     }
 }
@@ -99,43 +111,8 @@ fn products_of_pairs_with_8_bit_floats_are_right_and_independent_of_the_cut() {
             for (panel, rows) in packed.panels_mut().zip(rows.chunks(16)) {
                 Layout::F8.fill_f8(k, panel, rows).unwrap();
             }
-            const ROWS: usize = 205;
-            let (x, words) = (values(ROWS * k, 3), k / 2);
-            let mut pairs = vec![0; ROWS * words];
-            for (x, pairs) in x.chunks(k).zip(pairs.chunks_mut(words)) {
-                table.round_row(x, pairs);
-            }
-            let acts = Activations::Pairs { x: &pairs, stride: words };
-            let bias = values(n, 7);
-            let epilogue = Epilogue { bias: Some(&bias), add: false };
-            let mut whole = vec![0.0; ROWS * n];
-            table.matmul_into(&packed, 0..packed.panels(), &acts, 0..ROWS, &epilogue, &mut whole, n);
-            for r in 0..ROWS {
-                for i in 0..n {
-                    let (mut sum, mut size) = (bias[i] as f64, bias[i].abs() as f64);
-                    for j in 0..k {
-                        let w = f64::from(scale[i * k.div_ceil(F8_RUN) + j / F8_RUN]) * e4m3(codes[i * k + j]);
-                        let product = bf16::from_f32(x[r * k + j]).to_f64() * w;
-                        (sum, size) = (sum + product, size + product.abs());
-                    }
-                    let off = (whole[r * n + i] as f64 - sum).abs();
-                    assert!(off <= size * 2e-6, "row {r} feature {i} of [{n}, {k}]: {} for {sum}", whole[r * n + i]);
-                }
-            }
-            for rows in [1, 2, 3, 5, 97] {
-                let mut cut = vec![0.0; ROWS * n];
-                for panel in 0..packed.panels() {
-                    for first in (0..ROWS).step_by(rows) {
-                        table.matmul_into(&packed, panel..panel + 1, &acts, first..ROWS.min(first + rows), &epilogue, &mut cut, n);
-                    }
-                }
-                assert!(cut.iter().zip(&whole).all(|(a, b)| a.to_bits() == b.to_bits()), "{rows} rows at a time give other bits");
-            }
-            let mut few = vec![0.0; ROWS * n];
-            for row in 0..ROWS {
-                table.matmul_into(&packed, 0..packed.panels(), &acts, row..row + 1, &epilogue, &mut few, n);
-            }
-            assert!(few.iter().zip(&whole).all(|(a, b)| a.to_bits() == b.to_bits()), "single rows of several panels give other bits");
+            let weight = |i: usize, j: usize| f64::from(scale[i * k.div_ceil(F8_RUN) + j / F8_RUN]) * e4m3(codes[i * k + j]);
+            check(table, &packed, &weight, 205, &[1, 2, 3, 5, 97]);
         }
     }
 }
