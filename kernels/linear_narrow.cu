@@ -120,7 +120,7 @@ template <class F, u32 TILES, u32 AHEAD> DEVICE void multiply_narrow(const Narro
         SHARED_BYTES(memory);                                              \
         multiply_narrow<__VA_ARGS__, TILES, AHEAD>(a, memory);     \
     }
-// Steps on their way for 8, 16 and 32 rows: as `ahead` in src/ops/linear_launch.rs.
+// Steps on their way for 8, 16 and 32 rows: as `ahead` in src/ops/linear_plan.rs.
 #define NARROWS(name, A1, A2, A4, ...)     \
     NARROW(name##_1, 1, A1, __VA_ARGS__)   \
     NARROW(name##_2, 2, A2, __VA_ARGS__)    \
