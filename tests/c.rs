@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// One program for each noun.
 const PROGRAMS: [&str; 19] = [
@@ -129,15 +130,22 @@ fn programs_are_clean_under_valgrind() {
     if !have("cc") || !have("valgrind") {
         return;
     }
-    for name in PROGRAMS {
-        let program = compile(name, "-valgrind", &shared_library());
-        let mut valgrind = Command::new("valgrind");
-        valgrind.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite"]);
-        valgrind.args(["--errors-for-leak-kinds=definite", "--fair-sched=yes"]);
-        valgrind.arg(format!("--suppressions={}", root().join("tests/c/valgrind.supp").display()));
-        valgrind.arg(program).arg(model()).arg("quick");
-        check(name, &valgrind.output().expect("valgrind starts"));
-    }
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(name) = PROGRAMS.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let program = compile(name, "-valgrind", &shared_library());
+                    let mut valgrind = Command::new("valgrind");
+                    valgrind.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite"]);
+                    valgrind.args(["--errors-for-leak-kinds=definite", "--fair-sched=yes"]);
+                    valgrind.arg(format!("--suppressions={}", root().join("tests/c/valgrind.supp").display()));
+                    valgrind.arg(program).arg(model()).arg("quick");
+                    check(name, &valgrind.output().expect("valgrind starts"));
+                }
+            });
+        }
+    });
 }
 
 /// The library is built for any x86-64: instructions beyond it are only in functions that are chosen by what the processor
