@@ -341,7 +341,13 @@ fn codes_of(table: &[i8; 16]) -> [i8; 256] {
 
 /// Fills one panel from the values in `scratch`, stored as `dtype` first.
 fn fill_values(dtype: DType, layout: Layout, cols: usize, rows: usize, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
-    if layout == Layout::F8 {
+    // What takes no bytes of this type takes the values.
+    let takes_values = match layout {
+        Layout::Bf16 => dtype != DType::BF16,
+        Layout::F16 => dtype != DType::F16,
+        _ => layout == Layout::F8,
+    };
+    if takes_values {
         let rows: Vec<&[f32]> = scratch.values.chunks(cols).take(rows).collect();
         return layout.fill_f32(cols, panel, &rows);
     }

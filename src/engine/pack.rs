@@ -125,6 +125,7 @@ const SHARE: usize = 4 << 20;
 mod tests {
     use super::super::making::{Making, Room};
     use super::*;
+    use crate::tensor::DType;
     use crate::weights::Declarations;
 
     /// `[2, 6, 32]`, element `i` is `i` in BF16-exact small numbers, and a vector `[2, 6]`.
@@ -184,6 +185,38 @@ mod tests {
         }
         assert_eq!(read(biases).vector(), [7.5, 9.5, 11.5, 0.5, 1.5]);
         let _ = std::fs::remove_dir_all(folder);
+    }
+
+    #[test]
+    fn random_values_reach_panels_of_every_kind() {
+        let pool = Pool::new(2).unwrap();
+        let region = Region::new(crate::runtime::Class::Other, 0, "test").unwrap();
+        let part = Part::whole("t", 20);
+        for (dtype, own, error) in [
+            (DType::F32, Layout::F32, 0.0),
+            (DType::BF16, Layout::Bf16, 0.004),
+            (DType::F16, Layout::F16, 0.0005),
+            (DType::Q8_0, Layout::I8 { block: 32, min: false }, 0.01),
+            (DType::Q4_0, Layout::I4 { block: 32, min: false }, 0.15),
+        ] {
+            // Its own kind, and those that a matrix gets which is read across its rows, or whose precision is chosen.
+            for (layout, rounding) in [(own, 0.0), (Layout::F32, 0.0), (Layout::Bf16, 0.004), (Layout::F16, 0.0005), (Layout::F8, 0.07)] {
+                let supply = Supply::Random(Random::new(crate::options::Synthetic { dtype, seed: 3 }));
+                let mut packing = Packing::new(&supply, &part, 64, layout, &pool, &region).unwrap();
+                while !packing.is_done() {
+                    packing.step(&supply, 1, &pool).unwrap();
+                }
+                let (packed, Supply::Random(random)) = (packing.finish(), supply) else { unreachable!() };
+                let (mut row, mut expected) = ([0.0; 64], [0.0; 64]);
+                let most = (3.0f32 / 64.0).sqrt();
+                for r in 0..20 {
+                    packed.decode_row(r, &mut row).unwrap();
+                    random.matrix_row("t", r, &mut expected);
+                    let worst = row.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                    assert!(worst <= (error + rounding) * most, "{dtype} as {layout:?}, row {r}: off by {worst}");
+                }
+            }
+        }
     }
 
     #[test]
