@@ -15,11 +15,13 @@ use std::time::Instant;
 
 /// Appends one token to each sequence and computes their rows together. On error all sequences are as before.
 pub fn forward(sequences: &mut [&mut Sequence], tokens: &[i32]) -> Result<()> {
-    forward_for(sequences, tokens, false)
+    sequences.iter_mut().for_each(|s| s.begin_call());
+    append_for_all(sequences, tokens, false)
 }
 
-/// As [`forward`]; with `draws`, tokens will be drawn from the rows, so that a device hands out their highest logits.
-pub(super) fn forward_for(sequences: &mut [&mut Sequence], tokens: &[i32], draws: bool) -> Result<()> {
+/// As [`forward`], in the call that began on the sequences; with `draws`, tokens will be drawn from the rows, so that a device hands out their
+/// highest logits.
+pub(super) fn append_for_all(sequences: &mut [&mut Sequence], tokens: &[i32], draws: bool) -> Result<()> {
     ensure!(sequences.len() == tokens.len(), InvalidArgument, "{} sequences and {} tokens", sequences.len(), tokens.len());
     let Some(first) = sequences.first() else { return Ok(()) };
     let engine = Arc::clone(first.engine());
@@ -28,7 +30,6 @@ pub(super) fn forward_for(sequences: &mut [&mut Sequence], tokens: &[i32], draws
             Error::new(Kind::InvalidArgument, format!("sequence {index} belongs to another model than sequence 0")).at(index as u64)
         );
     }
-    sequences.iter_mut().for_each(|s| s.begin_call());
     append_for(&engine, sequences, tokens, true, draws)
 }
 
