@@ -54,6 +54,11 @@ impl Chooser {
         self.constraint.is_none() && (self.sampler.draws_from_the_highest() || (self.record_logprob && self.sampler.takes_the_highest()))
     }
 
+    /// Whether it takes the highest logit, of which nothing else is remembered.
+    pub(super) fn takes_the_highest(&self) -> bool {
+        self.constraint.is_none() && !self.record_logprob && self.sampler.takes_the_highest()
+    }
+
     /// As `choose`, from what a device has found in the row; `None`, and nothing changed, where the row itself is needed.
     fn choose_found(&mut self, sequence: &Sequence) -> Result<Option<i32>> {
         let Some(best) = sequence.state.best() else { return Ok(None) };

@@ -4,6 +4,7 @@
 //! computes one more token for each of several sequences in one pass; [`step`] does as much of any work as fits a budget of time;
 //! [`beam`] searches for the likeliest continuations. Models that translate read their source first, by [`Sequence::encode`].
 
+mod ahead;
 mod beam;
 mod cancel;
 mod chooser_bytes;
