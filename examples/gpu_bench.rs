@@ -1,7 +1,7 @@
 //! Speed of a model's shapes on an NVIDIA device, as shares of what its memory gives a plain read in the same run.
 //!
 //!     gpu_bench [--types BF16,Q8_0] [--batches 1,8,32] [--prompt 2048] [--layers 36] [--steps 64] [--device 1] [--on-device N] [--host-experts N]
-//!         [--threads N] [--kernels] [--deterministic] [--sampling] [CONFIG]
+//!         [--threads N] [--kernels] [--deterministic] [--sampling] [--ahead N] [CONFIG]
 //!
 //! CONFIG is a folder with `config.json`; without it the shapes are those of Qwen3-8B. Weights are random. With `--on-device` the last N layers
 //! run on the device and the others on the processor; with `--host-experts` the experts of the first N layers stay there. A row tells tokens a second, the time
@@ -10,12 +10,13 @@
 //! With `--kernels` a prompt and a step of each batch are run once more, and what each kernel takes is told; kernels do not overlap then. With
 //! `--deterministic` each type is measured again with bits that do not depend on the batch, and what that costs is printed. With `--sampling` each
 //! batch is measured again with tokens that are drawn (top-k 40, top-p 0.95, temperature 0.8): from what the device finds, and from whole rows.
+//! With `--ahead` also by calls for N tokens, between which the device goes on by itself; times are those of one token then.
 
 #[path = "../benches/support/qwen3_8b.rs"]
 mod qwen3_8b;
 
 use metrale::backend::cuda::{Device, Stream, read_bandwidth};
-use metrale::engine::{self, Chooser, Sequence, SequenceOptions, decode_step, forward};
+use metrale::engine::{self, Chooser, Sequence, SequenceOptions, decode, decode_step, forward};
 use metrale::options::{LoadOptions, Synthetic};
 use metrale::sampling::{Sampler, Stage};
 use metrale::tensor::DType;
@@ -36,6 +37,7 @@ struct Arguments {
     deterministic: bool,
     kernels: bool,
     sampling: bool,
+    ahead: usize,
     config: Option<PathBuf>,
 }
 
@@ -53,6 +55,7 @@ fn arguments() -> Result<Arguments, String> {
         deterministic: false,
         kernels: false,
         sampling: false,
+        ahead: 0,
         config: None,
     };
     let mut words = std::env::args().skip(1);
@@ -72,6 +75,7 @@ fn arguments() -> Result<Arguments, String> {
             "--threads" => a.threads = number(value()?)?,
             "--kernels" => a.kernels = true,
             "--sampling" => a.sampling = true,
+            "--ahead" => a.ahead = number(value()?)?,
             _ if word.starts_with('-') => return Err(format!("unknown option {word}")),
             _ => a.config = Some(word.into()),
         }
@@ -143,7 +147,7 @@ fn one(
 ) -> metrale::error::Result<Vec<(String, f64)>> {
     let mut figures = Vec::new();
     let synthetic = Some(Synthetic { dtype, seed: 1 });
-    let context = a.prompt.max(512) + 512;
+    let context = a.prompt.max(512) + 512 + a.ahead * calls(a);
     let (device, device_layers, host_experts) = (a.device, a.on_device, a.host_experts);
     let options = LoadOptions {
         device,
@@ -209,6 +213,25 @@ fn one(
         let moved = (bytes + kv) as f64;
         let share = format!("{:>6.2} GB  {:>5.1} % of the read", moved / 1e9, 100.0 * moved / greedy.median / read);
         println!("  decode B={batch:<3}: {}", greedy.line(batch, &share));
+        if a.ahead > 0 {
+            let (mut times, mut host) = (Vec::new(), Vec::new());
+            let mut tokens = vec![0; batch * a.ahead];
+            for call in 0..calls(a) {
+                let (waited, started) = (engine.device_waited()?, Instant::now());
+                let mut all: Vec<&mut Sequence> = sequences.iter_mut().collect();
+                decode(&mut all, &mut choosers.iter_mut().collect::<Vec<_>>(), a.ahead, &mut tokens).1?;
+                let spent = started.elapsed().as_secs_f64();
+                // The first one captures.
+                if call > 0 {
+                    times.push(spent / a.ahead as f64);
+                    host.push((spent - (engine.device_waited()? - waited).as_secs_f64()).max(0.0) * 1e6 / a.ahead as f64);
+                }
+            }
+            times.sort_by(f64::total_cmp);
+            host.sort_by(f64::total_cmp);
+            let ahead = Steps { median: times[times.len() / 2], best: times[0], host };
+            println!("    ahead {:<8}{}", a.ahead, ahead.line(batch, ""));
+        }
         if a.sampling {
             let mut drawing = self::choosers(&RECIPE, batch)?;
             let drawn = steps(a, &engine, batch, |tokens| {
@@ -232,6 +255,11 @@ fn one(
         }
     }
     Ok(figures)
+}
+
+/// Calls for `--ahead` tokens each: for as many steps as are taken one by one, and three at least.
+fn calls(a: &Arguments) -> usize {
+    a.steps.div_ceil(a.ahead.max(1)).max(3) + 1
 }
 
 /// What tokens are drawn with.

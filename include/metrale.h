@@ -622,7 +622,7 @@ typedef struct {
     uint64_t read;
     // Those of them that were not computed, because the model had kept them (`metrale_load_options.prefix_bytes`).
     uint64_t reused;
-    // Tokens that were produced (`metrale_decode_step`, `metrale_step`).
+    // Tokens that were produced (`metrale_decode_step`, `metrale_decode`, `metrale_step`).
     uint64_t generated;
     // Passes through the model that it took part in.
     uint64_t passes;
@@ -1493,6 +1493,27 @@ metrale_status metrale_decode_step(metrale_seq *const *seqs,
                                    metrale_token *out_tokens,
                                    metrale_error **err);
 
+// Up to `steps` tokens for each of `count` sequences of one model: what as many calls of `metrale_decode_step` would do, with the same
+// tokens and the same bits. It ends behind the first step in which some sequence has produced a token that ends generation, so that
+// the sequence can be taken out. `*out_steps` is the number of steps done; the token of step `i` for sequence `j` is at
+// `out_tokens[i * count + j]`, which has places for all `steps`. On a GPU greedy sequences are computed faster this way than step by step,
+// since the device begins a step as soon as it has found the tokens of the one before. With `count` or `steps` 0 nothing is done.
+// A sequence may be listed once. One call at a time on a sequence; `metrale_cancel` ends the call between two steps at the latest.
+//
+// Returns `METRALE_DONE` when every sequence has produced a token that ends generation in the last step, else `METRALE_OK`.
+// On error the steps before the one that failed stay: if there are any, they are counted in `*out_steps` and their tokens written; if not, nothing
+// is written, so set `*out_steps` to 0 before. The step that failed has changed nothing. The call allocates room for its tokens
+// when they are more than 16.
+//
+// Statuses, with the index of the sequence: those of `metrale_decode_step`, and `METRALE_TOO_LARGE` (tokens that no memory could hold),
+// `METRALE_CANCELLED`.
+metrale_status metrale_decode(metrale_seq *const *seqs,
+                              size_t count,
+                              size_t steps,
+                              metrale_token *out_tokens,
+                              size_t *out_steps,
+                              metrale_error **err);
+
 // Puts `count` tokens at the end of the sequence's queue, which `metrale_step` reads. Nothing is computed yet, and other
 // calls leave the queue alone. The tokens are copied. On error nothing has changed.
 // One call at a time on a sequence.
@@ -1550,7 +1571,7 @@ metrale_status metrale_poll(const metrale_seq *seq,
                             metrale_error **err);
 
 // Cancels what the sequence is doing. A call that is running on it (`metrale_prefill`, `metrale_decode_step`) soon returns
-// `METRALE_CANCELLED` and leaves its sequences as before it; in `metrale_step` the sequence's own result says so. Tokens that
+// `METRALE_CANCELLED` and leaves its sequences as before it (`metrale_decode`: as before the step that was cancelled); in `metrale_step` the sequence's own result says so. Tokens that
 // wait in the queue and a slice under way are dropped, which the next step reports. Where nothing is running, waiting or
 // under way, nothing happens: later calls are not affected. Does not wait. Any thread.
 //

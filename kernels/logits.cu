@@ -11,9 +11,12 @@ struct Best {
 struct LogitsArgs {
     View x;
     const Batch* batch;
-    // [segments][chunks]; then [segments].
+    // [segments][chunks]; then [segments], in the place whose turn it is, so that the host may read one while the next step writes the other.
     Best* parts;
-    Best* best;
+    Best* best[2];
+    const u32* turn;
+    // The tokens alone, for the step that follows (batch.cu); 0 where none can be chosen, which is a token.
+    i32* tokens;
     // Floats of the slots; parts a row is cut into.
     u32 slots, chunks;
 };
@@ -73,7 +76,10 @@ KERNEL_OF(32, logits_best, LogitsArgs) {
     Best mine = nothing();
     for (u32 i = threadIdx.x; i < a.chunks; i += 32) mine = better(mine, a.parts[row * a.chunks + i]);
     mine = block_best(mine, scratch);
-    if (threadIdx.x == 0) a.best[row] = mine;
+    if (threadIdx.x == 0) {
+        (*a.turn ? a.best[1] : a.best[0])[row] = mine;
+        a.tokens[row] = mine.bad || !(mine.value > float_of(0xff800000u)) ? 0 : (i32)mine.token;
+    }
 }
 
 // Logits that are handed out.

@@ -17,6 +17,7 @@ var elsewhere = map[string]string{
 	"metrale_plan":                    "metrale_source_plan",
 	"metrale_prefill":                 "metrale_seq_feed and metrale_step, which batch",
 	"metrale_decode_step":             "metrale_step",
+	"metrale_decode":                  "metrale_step, which batches goroutines that come and go",
 	"metrale_step_estimate":           "no frames are drawn",
 	"metrale_model_retain":            "the garbage collector",
 	"metrale_error_code":              "the status of the call",

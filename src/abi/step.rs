@@ -148,7 +148,7 @@ pub extern "C" fn metrale_poll(seq: *const metrale_seq, out_queued: *mut usize, 
 }
 
 /// Cancels what the sequence is doing. A call that is running on it (`metrale_prefill`, `metrale_decode_step`) soon returns
-/// `METRALE_CANCELLED` and leaves its sequences as before it; in `metrale_step` the sequence's own result says so. Tokens that
+/// `METRALE_CANCELLED` and leaves its sequences as before it (`metrale_decode`: as before the step that was cancelled); in `metrale_step` the sequence's own result says so. Tokens that
 /// wait in the queue and a slice under way are dropped, which the next step reports. Where nothing is running, waiting or
 /// under way, nothing happens: later calls are not affected. Does not wait. Any thread.
 ///

@@ -31,6 +31,11 @@ fn null_everywhere_is_a_status() {
     assert_eq!(metrale_decode_step(null(), 1, null_mut(), null_mut()), METRALE_INVALID_ARGUMENT);
     assert_eq!(metrale_decode_step(null(), 0, null_mut(), null_mut()), METRALE_OK);
     assert_eq!(metrale_decode_step(&null_mut(), usize::MAX, &mut 0, null_mut()), METRALE_TOO_LARGE);
+    let (mut token, mut steps) = (0, 9);
+    assert_eq!(metrale_decode(null(), 1, 1, &mut token, &mut steps, null_mut()), METRALE_INVALID_ARGUMENT);
+    assert_eq!(metrale_decode(&null_mut(), 1, 1, &mut token, null_mut(), null_mut()), METRALE_INVALID_ARGUMENT);
+    assert_eq!(metrale_decode(&null_mut(), 1, usize::MAX, &mut token, &mut steps, null_mut()), METRALE_TOO_LARGE);
+    assert_eq!((metrale_decode(null(), 0, 1, null_mut(), &mut steps, null_mut()), steps), (METRALE_OK, 0));
     metrale_free(null_mut());
     metrale_seq_free(null_mut());
     metrale_sampler_free(null_mut());

@@ -302,7 +302,7 @@ pub struct metrale_stats {
     pub read: u64,
     /// Those of them that were not computed, because the model had kept them (`metrale_load_options.prefix_bytes`).
     pub reused: u64,
-    /// Tokens that were produced (`metrale_decode_step`, `metrale_step`).
+    /// Tokens that were produced (`metrale_decode_step`, `metrale_decode`, `metrale_step`).
     pub generated: u64,
     /// Passes through the model that it took part in.
     pub passes: u64,

@@ -79,6 +79,65 @@ pub extern "C" fn metrale_decode_step(
     })
 }
 
+/// Up to `steps` tokens for each of `count` sequences of one model: what as many calls of `metrale_decode_step` would do, with the same
+/// tokens and the same bits. It ends behind the first step in which some sequence has produced a token that ends generation, so that
+/// the sequence can be taken out. `*out_steps` is the number of steps done; the token of step `i` for sequence `j` is at
+/// `out_tokens[i * count + j]`, which has places for all `steps`. On a GPU greedy sequences are computed faster this way than step by step,
+/// since the device begins a step as soon as it has found the tokens of the one before. With `count` or `steps` 0 nothing is done.
+/// A sequence may be listed once. One call at a time on a sequence; `metrale_cancel` ends the call between two steps at the latest.
+///
+/// Returns `METRALE_DONE` when every sequence has produced a token that ends generation in the last step, else `METRALE_OK`.
+/// On error the steps before the one that failed stay: if there are any, they are counted in `*out_steps` and their tokens written; if not, nothing
+/// is written, so set `*out_steps` to 0 before. The step that failed has changed nothing. The call allocates room for its tokens
+/// when they are more than 16.
+///
+/// Statuses, with the index of the sequence: those of `metrale_decode_step`, and `METRALE_TOO_LARGE` (tokens that no memory could hold),
+/// `METRALE_CANCELLED`.
+#[unsafe(no_mangle)]
+pub extern "C" fn metrale_decode(
+    seqs: *const *mut metrale_seq,
+    count: usize,
+    steps: usize,
+    out_tokens: *mut metrale_token,
+    out_steps: *mut usize,
+    err: *mut *mut metrale_error,
+) -> metrale_status {
+    guard_status(err, || {
+        let handles = pointer::slice(seqs, count, "seqs")?;
+        let places = count.checked_mul(steps).ok_or_else(|| too_large(count, steps))?;
+        let out = pointer::out_slice(out_tokens, places, "out_tokens")?;
+        let out_steps = pointer::out(out_steps, "out_steps")?;
+        if places == 0 {
+            out_steps.set(0);
+            return Ok(METRALE_OK);
+        }
+        let objects = Small::collect(count, "batch", |i| handle::get(handles[i]).map_err(|e| at(e, i)))?;
+        let mut states = Small::collect(count, "batch", |i| objects[i].exclusive().map_err(|e| at(twice(e, &objects, i), i)))?;
+        // One more than fit shows that they are full, as it would step by step; more are not needed however many are asked for.
+        let room = states.iter().map(|state| state.sequence.capacity() - state.sequence.len()).min().unwrap_or(0);
+        let steps = steps.min(room.saturating_add(1));
+        let mut parts = states.iter_mut().map(|state| {
+            let SequenceState { sequence, chooser, .. } = &mut **state;
+            (Some(sequence), chooser)
+        });
+        let mut parts = Small::collect(count, "batch", |_| parts.next().ok_or_else(short))?;
+        let mut sequences = Small::collect(count, "batch", |i| parts[i].0.take().ok_or_else(short))?;
+        let mut choosers = parts.iter_mut().map(|part| &mut *part.1);
+        let mut choosers = Small::collect(count, "batch", |_| choosers.next().ok_or_else(short))?;
+        let mut tokens = Small::collect(steps * count, "tokens", |_| Ok(-1))?;
+        let (done, ended) = engine::decode(&mut sequences, &mut choosers, steps, &mut tokens);
+        if done > 0 || ended.is_ok() {
+            out.set(&tokens[..done * count]);
+            out_steps.set(done);
+        }
+        Ok(if ended? { METRALE_DONE } else { METRALE_OK })
+    })
+}
+
+fn too_large(count: usize, steps: usize) -> Error {
+    Error::new(Kind::TooLarge, format!("out_tokens: {steps} steps of {count} tokens cannot exist"))
+}
+
 /// Names the sequence an error is about.
 pub(super) fn at(e: Error, index: usize) -> Error {
     e.context(format!("sequence {index}")).at(index as u64)

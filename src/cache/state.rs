@@ -300,6 +300,8 @@ pub struct SequenceState {
     spare: Option<Arc<State>>,
     /// Tokens that `spare` is the state after.
     before: Option<usize>,
+    /// Written by the call after the next, where a device begins that before the next is committed. There once it was needed.
+    third: Option<Arc<State>>,
     stamp: u64,
 }
 
@@ -309,7 +311,15 @@ static STAMPS: AtomicU64 = AtomicU64::new(1);
 impl SequenceState {
     /// The state before any token.
     pub fn new(pool: &Arc<StatePool>, zero: &Arc<State>) -> SequenceState {
-        SequenceState { pool: Arc::clone(pool), zero: Arc::clone(zero), committed: Arc::clone(zero), spare: None, before: None, stamp: 0 }
+        SequenceState {
+            pool: Arc::clone(pool),
+            zero: Arc::clone(zero),
+            committed: Arc::clone(zero),
+            spare: None,
+            before: None,
+            third: None,
+            stamp: 0,
+        }
     }
 
     /// Makes the spare state writable. On error nothing changed.
@@ -321,6 +331,30 @@ impl SequenceState {
         self.before = None;
         self.renew();
         Ok(())
+    }
+
+    /// As [`SequenceState::begin`], and makes a third state writable for a call that a device begins by itself behind this one.
+    pub fn begin_two(&mut self) -> Result<()> {
+        if !self.has_third() {
+            self.third = Some(self.pool.take()?);
+        }
+        self.begin()
+    }
+
+    /// Whether nobody else holds the state that the next call begun by the device writes.
+    pub fn has_third(&mut self) -> bool {
+        self.third.as_mut().is_some_and(|state| Arc::get_mut(state).is_some())
+    }
+
+    /// The call that a device began behind the one that was committed just now is the one under way: it writes the third state, and what was
+    /// committed before is the third from now on, for the one behind it.
+    pub fn begin_third(&mut self) {
+        if let (Some(spare), Some(third)) = (&mut self.spare, &mut self.third) {
+            std::mem::swap(spare, third);
+        }
+        self.spare().refresh();
+        self.before = None;
+        self.renew();
     }
 
     /// A number that names the sequence and everything done to its state so far: as long as it is the same, what a call
@@ -345,6 +379,12 @@ impl SequenceState {
         let write = spare.expect("begin() made the spare state this sequence's own").memories();
         let read = if further { write } else { self.committed.memories() };
         StatePointers::new(read.host(), write.host(), len).and_device(read.device().addr() as u64, write.device().addr() as u64)
+    }
+
+    /// As [`SequenceState::pointers`], with the third state on the device.
+    pub fn pointers_of_three(&self) -> StatePointers {
+        let third = self.third.as_ref().expect("begin_two() made a third state");
+        self.pointers(false).and_next(third.memories().device().addr() as u64)
     }
 
     /// Where the call's row of logits goes; `None` on a device, whose run puts it behind the slots itself.
@@ -420,7 +460,7 @@ impl SequenceState {
 
     /// The states it holds besides the one before any token, each once: the state and how often it is held here.
     pub fn held<'a>(&'a self, marks: impl Iterator<Item = &'a Arc<State>> + Clone) -> impl Iterator<Item = (&'a Arc<State>, usize)> {
-        let all = [&self.committed].into_iter().chain(&self.spare).chain(marks);
+        let all = [&self.committed].into_iter().chain(&self.spare).chain(&self.third).chain(marks);
         let others = all.clone().filter(|state| !Arc::ptr_eq(state, &self.zero));
         others.enumerate().filter_map(move |(index, state)| {
             let same = all.clone().filter(|other| !Arc::ptr_eq(other, &self.zero)).enumerate().filter(|(_, o)| Arc::ptr_eq(o, state));
@@ -514,6 +554,42 @@ mod tests {
         s.begin().unwrap();
         assert!(!s.undo(7));
         assert_eq!(s.logits().unwrap()[0], 3.0);
+    }
+
+    #[test]
+    fn of_three_states_the_committed_one_and_the_one_before_it_stay() {
+        let mut s = state();
+        step(&mut s, 1.0, 0);
+        s.begin_two().unwrap();
+        let third = s.third.as_ref().unwrap().memories().host();
+        s.next_logits().unwrap().fill(2.0);
+        // The device writes the third meanwhile.
+        s.commit(Some(1));
+        assert_eq!((s.logits().unwrap()[0], s.before), (2.0, Some(1)));
+        // Nobody wants that: as if it had never begun.
+        assert!(s.undo(1) && s.logits().unwrap()[0] == 1.0);
+        step(&mut s, 2.0, 1);
+        s.begin_two().unwrap();
+        s.next_logits().unwrap().fill(3.0);
+        s.commit(Some(2));
+        assert!(s.has_third());
+        s.begin_third();
+        assert_eq!(s.spare().memories().host(), third);
+        assert!(!s.undo(2) && s.has_third());
+        s.next_logits().unwrap().fill(4.0);
+        s.commit(Some(3));
+        assert!(s.logits().unwrap()[0] == 4.0 && s.undo(3) && s.logits().unwrap()[0] == 3.0);
+        // A mark's state is not written by the one after the next.
+        step(&mut s, 5.0, 4);
+        let mark = s.share();
+        s.begin_two().unwrap();
+        s.commit(Some(5));
+        assert!(s.has_third());
+        s.begin_third();
+        assert!(!s.has_third());
+        s.commit(Some(6));
+        s.begin_two().unwrap();
+        assert!(s.has_third() && mark.logits().unwrap()[0] == 5.0);
     }
 
     #[test]

@@ -7,12 +7,14 @@
 //! A step of one token for each of a few sequences is a graph, captured for a number of sequences and a longest position that are rounded up: kernels
 //! read what there is from the batch. It begins with a copy of what is new in the batch, and its last kernel leaves the tokens in the host's memory. So
 //! such a step is one launch, or where the processor computes amid it ([`Aside`](crate::ops::Aside)), one before each of its turns and one behind the last.
-#![allow(unsafe_code)] // argument structs, pinned copies
+#![allow(unsafe_code)] // pinned copies
 
+use super::ahead::Sent;
+use super::found::{Found, Keep};
 use super::program::Program;
 use super::segments::{crossing, most_carried, most_sent};
 use crate::backend::cpu::pause::Control;
-use crate::backend::cuda::launch::{Args, Grid, Kernel, Launch, bytes_of};
+use crate::backend::cuda::launch::{Grid, Kernel, Launch, bytes_of};
 use crate::backend::cuda::{Block, Event, Graph, Pinned, Queue, Stream};
 use crate::ensure;
 use crate::error::{Result, reserve, vec_filled};
@@ -23,29 +25,29 @@ use std::time::{Duration, Instant};
 
 /// What programs run in on a device; large enough for any program it is used with.
 pub struct DeviceWorkspace {
-    stream: Arc<Stream>,
+    pub(super) stream: Arc<Stream>,
+    /// What graphs are captured on. The other one is used by every thread that has to do with the model.
+    recorder: Stream,
     values: Block,
     /// The batch as kernels read it.
-    batch: Block,
+    pub(super) batch: Block,
     scratch: Block,
-    /// What is found in rows of logits, each kind for itself: by sequence and chunk; then by sequence, where kernels write into the host's memory.
-    best: Block,
-    found: Pinned,
-    /// Sequences that there is room for.
-    sequences: usize,
+    /// What is found in rows of logits.
+    pub(super) found: Found,
     /// The batch as it is written here, and what of it is new.
-    image: BatchImage,
-    host: Pinned,
-    news: Pinned,
+    pub(super) image: BatchImage,
+    pub(super) places: BatchPlaces,
+    pub(super) host: Pinned,
+    pub(super) news: Pinned,
     list: Block,
     /// What the processor computed for a run that begins or goes on.
     carried: Pinned,
     /// What it is to compute with.
-    sent: Pinned,
+    handed: Pinned,
     /// Whether that is there, and the processor's turn.
     waits: bool,
     /// The operation to go on with; 0 for none under way.
-    place: usize,
+    pub(super) place: usize,
     /// Ends of the last operations that were queued.
     ends: Vec<Event>,
     /// Captured steps, with the operation to go on with.
@@ -53,9 +55,11 @@ pub struct DeviceWorkspace {
     /// As many graphs as [`MOST_GRAPHS`] steps have.
     most_graphs: usize,
     /// Whether steps are captured.
-    captures: bool,
+    pub(super) captures: bool,
+    /// Steps that nobody has waited for yet.
+    pub(super) sent: Sent,
     /// Spent waiting for the device.
-    waited: Duration,
+    pub(super) waited: Duration,
 }
 
 /// Where a run stopped.
@@ -72,7 +76,7 @@ pub enum Stop {
 
 /// What a graph is captured for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Step {
+pub(super) struct Step {
     /// Address of the program, which stays where it is as long as its runner.
     program: usize,
     /// The operation it begins with.
@@ -81,6 +85,8 @@ struct Step {
     positions: usize,
     sources: usize,
     keep: Option<Keep>,
+    /// Whether the device makes the batch itself, of that of the step before and the tokens found in it.
+    fed: bool,
 }
 
 /// Steps whose graphs are kept; with more of them, all begin anew.
@@ -88,66 +94,8 @@ const MOST_GRAPHS: usize = 64;
 /// Least positions that a graph is captured for.
 const FEWEST_POSITIONS: usize = 512;
 
-/// Chunks that a row of logits is cut into.
-const CHUNKS: usize = 64;
 /// Operations queued ahead while a run may have to leave off.
 const AHEAD: usize = 4;
-
-const LOGITS: Kernel = Kernel { file: "logits", name: "logits" };
-const LOGITS_BEST: Kernel = Kernel { file: "logits", name: "logits_best" };
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct LogitsArgs {
-    x: crate::ops::View,
-    batch: u64,
-    parts: u64,
-    best: u64,
-    slots: u32,
-    chunks: u32,
-}
-
-// SAFETY: the struct of kernels/logits.cu.
-unsafe impl Args for LogitsArgs {}
-
-const CANDIDATES: Kernel = Kernel { file: "logits", name: "logits_candidates" };
-const CANDIDATES_BEST: Kernel = Kernel { file: "logits", name: "logits_candidates_best" };
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct CandidatesArgs {
-    x: crate::ops::View,
-    batch: u64,
-    parts: u64,
-    part_sums: u64,
-    part_candidates: u64,
-    best: u64,
-    sums: u64,
-    candidates: u64,
-    slots: u32,
-    chunks: u32,
-}
-
-// SAFETY: the struct of kernels/logits.cu.
-unsafe impl Args for CandidatesArgs {}
-
-/// Bytes of a `Best`, of a sum, and of a `Candidate`.
-const BEST: usize = 16;
-const SUM: usize = 8;
-const CANDIDATE: usize = 8;
-/// Candidates that a row leaves: as in kernels/logits.cu.
-const MOST_CANDIDATES: usize = 128;
-/// Bytes of what is found in a row, or in a chunk of one.
-const FOUND: usize = BEST + SUM + MOST_CANDIDATES * CANDIDATE;
-
-/// What a run keeps of its output rows, which are logits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Keep {
-    /// Floats of the recurrent slots, which rows are kept behind.
-    pub slots: usize,
-    /// Whether the highest logits of each row are found.
-    pub candidates: bool,
-}
 
 impl DeviceWorkspace {
     /// For the largest of `programs` and batches with `kv_states` key/value states, whose sequences have at most `context` positions.
@@ -159,21 +107,21 @@ impl DeviceWorkspace {
         let batch = Block::new(device, places.bytes(), "a batch for the device")?;
         Ok(DeviceWorkspace {
             stream: Arc::clone(stream),
+            recorder: stream.another()?,
             values: Block::new(device, most(&Program::workspace_bytes), "workspace")?,
             scratch: Block::new(
                 device,
                 most(&|p| p.gpu_scratch_bytes(rounded(context), device.info().processors)),
                 "scratch of operations",
             )?,
-            best: Block::new(device, FOUND * sequences * CHUNKS, "the highest logits")?,
-            found: Pinned::new(device, FOUND * sequences, "the highest logits")?,
-            sequences,
+            found: Found::new(device, sequences)?,
             image: BatchImage::new(places, batch.address())?,
+            places,
             host: Pinned::new(device, places.bytes(), "a batch for the device")?,
             news: Pinned::new(device, BatchPlaces::NEWS_BYTES, "a batch for the device")?,
             list: Block::new(device, BatchPlaces::NEWS_BYTES, "a batch for the device")?,
             carried: Pinned::new(device, most(&most_carried), "rows for the device")?,
-            sent: Pinned::new(device, most(&most_sent), "rows from the device")?,
+            handed: Pinned::new(device, most(&most_sent), "rows from the device")?,
             waits: false,
             batch,
             place: 0,
@@ -181,6 +129,7 @@ impl DeviceWorkspace {
             graphs: Vec::new(),
             most_graphs: MOST_GRAPHS * (1 + most(&|p| p.asides().count())),
             captures: true,
+            sent: Sent::new(device)?,
             waited: Duration::ZERO,
         })
     }
@@ -191,7 +140,7 @@ impl DeviceWorkspace {
         let (rows, sequences) = (most(&|p| p.layout().max_rows), most(&|p| p.layout().max_sequences));
         let batch = BatchPlaces::new(rows, sequences, kv_states, most_pages(context)).bytes();
         let scratch = most(&|p| p.gpu_scratch_bytes(rounded(context), processors));
-        [most(&Program::workspace_bytes), batch, BatchPlaces::NEWS_BYTES, scratch, FOUND * sequences * CHUNKS]
+        [most(&Program::workspace_bytes), batch, BatchPlaces::NEWS_BYTES, scratch, Found::bytes(sequences)]
             .into_iter()
             .fold(0, usize::saturating_add)
     }
@@ -221,7 +170,7 @@ impl DeviceWorkspace {
     /// Gives rows of what the processor's turn begins with: `write` takes those of a value.
     pub fn hand_out(&self, program: &Program, mut write: impl FnMut(Value, &[u8])) {
         let inputs = program.aside(self.place).map_or(&[][..], |aside| &aside.inputs);
-        crossing(program, inputs).for_each(|(value, range)| write(value, &self.sent.as_slice()[range]));
+        crossing(program, inputs).for_each(|(value, range)| write(value, &self.handed.as_slice()[range]));
     }
 
     /// Takes rows of what the processor's turn made, which then is over: `read` writes those of a value.
@@ -245,7 +194,7 @@ impl DeviceWorkspace {
             return Ok(Stop::Aside(aside.index));
         }
         let ran = self.queue(program, batch, weights, keep, control);
-        let ran = ran.and_then(|place| self.copy_sent(program, place, batch).map(|()| place));
+        let ran = ran.and_then(|place| self.copy_handed(program, place, batch).map(|()| place));
         // Whatever was queued uses memory that its owners may now free.
         let begun = Instant::now();
         let ended = self.stream.synchronize();
@@ -254,6 +203,7 @@ impl DeviceWorkspace {
             self.image.forget();
             self.restart();
         })?;
+        self.found.look(0);
         if let Some(aside) = program.aside(place) {
             (self.place, self.waits) = (place, true);
             return Ok(Stop::Aside(aside.index));
@@ -264,7 +214,7 @@ impl DeviceWorkspace {
     }
 
     /// Queues operations. The one to go on with.
-    fn queue(
+    pub(super) fn queue(
         &mut self,
         program: &Program,
         batch: &Batch,
@@ -273,6 +223,8 @@ impl DeviceWorkspace {
         control: Control<'_>,
     ) -> Result<usize> {
         ensure!(self.values.len() >= program.workspace_bytes(), Internal, "the workspace is sized by the largest program");
+        // Nobody should have left any.
+        self.settle(None)?;
         // `run` waits for the stream before this memory is written again.
         let news = self.image.write(batch, self.host.as_mut_slice(), self.news.as_mut_slice())?;
         if let News::Copy(range) = &news {
@@ -281,38 +233,38 @@ impl DeviceWorkspace {
         }
         let goes_on = self.place.checked_sub(1).and_then(|before| program.aside(before));
         if let Some(aside) = goes_on {
-            self.copy_carried(program, &aside.outputs, batch.tokens.len(), batch.segments.len())?;
+            self.copy_carried(&self.stream, program, &aside.outputs, batch.tokens.len(), batch.segments.len())?;
         }
         let captures = self.captures && !self.stream.times_kernels() && (self.place == 0 || goes_on.is_some() && news == News::None);
         if let (true, Some(step)) = (captures, Step::of(program, self.place, batch, keep)) {
             if news.list_bytes() > BatchPlaces::FEW_NEWS_BYTES {
-                self.copy_news(BatchPlaces::FEW_NEWS_BYTES..news.list_bytes())?;
+                self.copy_news(&self.stream, BatchPlaces::FEW_NEWS_BYTES..news.list_bytes())?;
             }
             return self.step(program, batch, weights, step);
         }
         if news != News::None {
-            self.copy_news(0..news.list_bytes())?;
+            self.copy_news(&self.stream, 0..news.list_bytes())?;
         }
         self.launches(program, batch, weights, news != News::None, keep, control)
     }
 
     /// Queues the copies of what the processor computed, for so many rows and segments.
-    fn copy_carried(&self, program: &Program, values: &[Value], rows: usize, segments: usize) -> Result<()> {
+    fn copy_carried(&self, stream: &Stream, program: &Program, values: &[Value], rows: usize, segments: usize) -> Result<()> {
         for (value, range) in crossing(program, values) {
             let (at, len) = self.place_of(program, value, rows, segments);
             // SAFETY: as in `queue`.
-            unsafe { self.stream.write_pinned(at, &self.carried, range.start..range.start + len) }?;
+            unsafe { stream.write_pinned(at, &self.carried, range.start..range.start + len) }?;
         }
         Ok(())
     }
 
     /// Queues the copies of what the processor is to compute with, where it is its turn at `place`.
-    fn copy_sent(&mut self, program: &Program, place: usize, batch: &Batch) -> Result<()> {
+    fn copy_handed(&mut self, program: &Program, place: usize, batch: &Batch) -> Result<()> {
         let inputs = program.aside(place).map_or(&[][..], |aside| &aside.inputs);
         for (value, range) in crossing(program, inputs) {
             let (at, len) = self.place_of(program, value, batch.tokens.len(), batch.segments.len());
             // SAFETY: `run` waits for the stream before anybody looks.
-            unsafe { self.stream.read_pinned(at, &mut self.sent, range.start..range.start + len) }?;
+            unsafe { self.stream.read_pinned(at, &mut self.handed, range.start..range.start + len) }?;
         }
         Ok(())
     }
@@ -324,9 +276,9 @@ impl DeviceWorkspace {
     }
 
     /// Queues the copy of a part of the list of what is new.
-    fn copy_news(&self, range: Range<usize>) -> Result<()> {
+    fn copy_news(&self, stream: &Stream, range: Range<usize>) -> Result<()> {
         // SAFETY: as in `queue`.
-        unsafe { self.stream.write_pinned(self.list.address() + range.start as u64, &self.news, range) }
+        unsafe { stream.write_pinned(self.list.address() + range.start as u64, &self.news, range) }
     }
 
     /// Queues what takes up what is new in the batch. The kernels after it may read the batch before those before them have ended.
@@ -349,7 +301,7 @@ impl DeviceWorkspace {
     ) -> Result<usize> {
         let queue = self.stream.queue()?;
         if self.place == 0 {
-            self.copy_carried(program, program.inputs(), batch.tokens.len(), batch.segments.len())?;
+            self.copy_carried(&self.stream, program, program.inputs(), batch.tokens.len(), batch.segments.len())?;
         }
         if new {
             self.take_up(&queue)?;
@@ -394,7 +346,7 @@ impl DeviceWorkspace {
     }
 
     /// Queues a step, or what of it comes before the processor's turn, as a graph. The operation to go on with.
-    fn step(&mut self, program: &Program, batch: &Batch, weights: &[GpuWeight], step: Step) -> Result<usize> {
+    pub(super) fn step(&mut self, program: &Program, batch: &Batch, weights: &[GpuWeight], step: Step) -> Result<usize> {
         if !self.graphs.iter().any(|(known, _, _)| *known == step) {
             if self.graphs.len() >= self.most_graphs {
                 self.stream.synchronize()?;
@@ -403,10 +355,12 @@ impl DeviceWorkspace {
             reserve(&mut self.graphs, 1, "the list of graphs")?;
             let widest = step.widest(&batch.slots, batch.kv_states);
             let mut place = 0;
-            let graph = self.stream.capture(|queue| {
-                if step.start == 0 {
-                    self.copy_news(0..BatchPlaces::FEW_NEWS_BYTES)?;
-                    self.copy_carried(program, program.inputs(), step.sequences, step.sequences)?;
+            let graph = self.recorder.capture(&self.stream, |queue| {
+                if step.fed {
+                    self.advance(queue)?;
+                } else if step.start == 0 {
+                    self.copy_news(&self.recorder, 0..BatchPlaces::FEW_NEWS_BYTES)?;
+                    self.copy_carried(&self.recorder, program, program.inputs(), step.sequences, step.sequences)?;
                     self.take_up(queue)?;
                 }
                 let gpu = self.gpu(program, &widest, weights, queue);
@@ -426,38 +380,12 @@ impl DeviceWorkspace {
 
     /// Queues what is kept of rows of logits.
     fn keep(&self, program: &Program, gpu: &Gpu<'_>, keep: Keep) -> Result<()> {
-        let rows = gpu.rows(program.output());
-        let (x, batch, slots, chunks) = (gpu.view(program.output()), gpu.batch_at(), keep.slots as u32, CHUNKS as u32);
-        let (parts, best) = (self.best.address(), self.found.address());
-        if !keep.candidates {
-            let args = LogitsArgs { x, batch, parts, best, slots, chunks };
-            gpu.launch(LOGITS, Grid::new([rows, CHUNKS, 1], 256).early(), &args)?;
-            return gpu.launch(LOGITS_BEST, Grid::new([rows, 1, 1], 32).early(), &args);
-        }
-        let [part_sums, part_candidates] = places(self.sequences * CHUNKS).map(|place| parts + place as u64);
-        let [sums, candidates] = places(self.sequences).map(|place| best + place as u64);
-        let args = CandidatesArgs { x, batch, parts, part_sums, part_candidates, best, sums, candidates, slots, chunks };
-        gpu.launch(CANDIDATES, Grid::new([rows, CHUNKS, 1], 256).early(), &args)?;
-        gpu.launch(CANDIDATES_BEST, Grid::new([rows, 1, 1], 256).early(), &args)
+        self.found.launch(gpu, program.output(), self.batch.address() + self.places.ahead()[1], keep)
     }
 
-    /// After a run that was to find them: the highest logits of a sequence's row with their tokens, in order, of several alike the lower token
-    /// first; and the sum of e^(logit - highest) over the whole row.
-    pub fn candidates(&self, sequence: usize) -> (f64, impl ExactSizeIterator<Item = (u32, f32)>) {
-        let [sums, candidates] = places(self.sequences);
-        let bytes = self.found.as_slice();
-        let sum = f64::from_ne_bytes(bytes[sums + SUM * sequence..][..SUM].try_into().expect("eight bytes"));
-        let words = bytes[candidates + CANDIDATE * MOST_CANDIDATES * sequence..][..CANDIDATE * MOST_CANDIDATES].as_chunks::<4>().0;
-        let (pairs, _) = words.as_chunks::<2>();
-        (sum, pairs.iter().map(|[value, token]| (u32::from_ne_bytes(*token), f32::from_ne_bytes(*value))))
-    }
-
-    /// The token of the highest logit of a sequence's row, the lowest of several; none where the row holds what is no number, or nothing else
-    /// than minus infinity.
-    pub fn best(&self, sequence: usize) -> Option<i32> {
-        let words = self.found.as_slice()[BEST * sequence..][..BEST].as_chunks::<4>().0;
-        let [token, bad] = [words[1], words[2]].map(u32::from_ne_bytes);
-        (bad == 0 && f32::from_ne_bytes(words[0]) > f32::NEG_INFINITY).then_some(token as i32)
+    /// What was found in the rows of the last run that was waited for.
+    pub fn found(&self) -> &Found {
+        &self.found
     }
 
     /// Rows of a value after a run; `[rows, width]`. For values that were kept.
@@ -482,11 +410,6 @@ impl DeviceWorkspace {
     }
 }
 
-/// Where sums and candidates of `count` rows, or chunks, begin, behind as many highest logits.
-fn places(count: usize) -> [usize; 2] {
-    [BEST * count, (BEST + SUM) * count]
-}
-
 /// Positions that a graph is captured for, for so many.
 fn rounded(positions: usize) -> usize {
     positions.max(FEWEST_POSITIONS).checked_next_power_of_two().unwrap_or(positions)
@@ -494,7 +417,7 @@ fn rounded(positions: usize) -> usize {
 
 impl Step {
     /// The graph for a batch, from operation `start` on, if that is one token for each of a few sequences.
-    fn of(program: &Program, start: usize, batch: &Batch, keep: Option<Keep>) -> Option<Step> {
+    pub(super) fn of(program: &Program, start: usize, batch: &Batch, keep: Option<Keep>) -> Option<Step> {
         let sequences = batch.segments.len();
         if sequences != batch.tokens.len() || sequences > FEW_ROWS {
             return None;
@@ -508,7 +431,13 @@ impl Step {
             positions: most(&mut batch.segments.iter().map(|s| s.position + 1)),
             sources: if batch.sources.iter().all(|n| *n == 0) { 0 } else { most(&mut batch.sources.iter().copied()) },
             keep,
+            fed: false,
         })
+    }
+
+    /// The same, with a batch that the device makes itself.
+    pub(super) fn fed(self) -> Step {
+        Step { fed: true, ..self }
     }
 
     /// The widest batch that the graph is for.

@@ -5,11 +5,13 @@
 //! every value a place in one workspace; [`Program`] runs the operations in order on the worker pool. [`cut`] parts a circuit, so that the layers
 //! a device has no room for stay on the processor, [`set_aside`] does so with operations amid them, and [`Segments`] are the programs of all parts. [`explain`] prints any stage as text.
 
+mod ahead;
 mod aside;
 mod cut;
 mod device;
 mod device_weights;
 mod dump;
+mod found;
 mod fuse;
 mod fuse_device;
 mod layout;
@@ -21,9 +23,10 @@ mod tape;
 
 pub use aside::set_aside;
 pub use cut::{Held, Parts, cut, held, stages};
-pub use device::{DeviceWorkspace, Keep, Stop, rehearse};
+pub use device::{DeviceWorkspace, Stop, rehearse};
 pub use device_weights::DeviceWeights;
 pub use dump::explain;
+pub use found::{Found, Keep};
 pub use fuse::{RULES, Rule, fuse};
 pub use fuse_device::fuse_for_device;
 pub use layout::Layout;

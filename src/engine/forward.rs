@@ -11,15 +11,17 @@ use crate::ensure;
 use crate::error::{Error, Kind, Result};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Appends one token to each sequence and computes their rows together. On error all sequences are as before.
 pub fn forward(sequences: &mut [&mut Sequence], tokens: &[i32]) -> Result<()> {
-    forward_for(sequences, tokens, false)
+    sequences.iter_mut().for_each(|s| s.begin_call());
+    append_for_all(sequences, tokens, false)
 }
 
-/// As [`forward`]; with `draws`, tokens will be drawn from the rows, so that a device hands out their highest logits.
-pub(super) fn forward_for(sequences: &mut [&mut Sequence], tokens: &[i32], draws: bool) -> Result<()> {
+/// As [`forward`], in the call that began on the sequences; with `draws`, tokens will be drawn from the rows, so that a device hands out their
+/// highest logits.
+pub(super) fn append_for_all(sequences: &mut [&mut Sequence], tokens: &[i32], draws: bool) -> Result<()> {
     ensure!(sequences.len() == tokens.len(), InvalidArgument, "{} sequences and {} tokens", sequences.len(), tokens.len());
     let Some(first) = sequences.first() else { return Ok(()) };
     let engine = Arc::clone(first.engine());
@@ -28,7 +30,6 @@ pub(super) fn forward_for(sequences: &mut [&mut Sequence], tokens: &[i32], draws
             Error::new(Kind::InvalidArgument, format!("sequence {index} belongs to another model than sequence 0")).at(index as u64)
         );
     }
-    sequences.iter_mut().for_each(|s| s.begin_call());
     append_for(&engine, sequences, tokens, true, draws)
 }
 
@@ -49,10 +50,15 @@ fn append_for(engine: &Engine, sequences: &mut [&mut Sequence], tokens: &[i32], 
     let started = Instant::now();
     sequences.iter_mut().for_each(|sequence| sequence.note_before());
     let done = run(engine, sequences, tokens, each, draws);
-    let spent = started.elapsed();
+    conclude(sequences, &done, each, chosen, started.elapsed());
+    done
+}
+
+/// Ends what began with [`Sequence::note_before`]: the tokens are the sequences', or these are as before.
+pub(super) fn conclude(sequences: &mut [&mut Sequence], done: &Result<()>, each: usize, chosen: bool, spent: Duration) {
     for sequence in sequences {
         let Before { len, exact, counters, .. } = sequence.before;
-        match &done {
+        match done {
             Ok(()) => {
                 sequence.state.commit(Some(len));
                 sequence.counters.note(each, chosen, spent);
@@ -65,7 +71,6 @@ fn append_for(engine: &Engine, sequences: &mut [&mut Sequence], tokens: &[i32], 
         }
         sequence.set_exact(exact);
     }
-    done
 }
 
 /// Computes the row after token `len` again: same position and earlier keys, so the same bits as when it was new. For models

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use super::Sequence;
+use super::forward::append_for_all;
 use crate::ensure;
 use crate::error::{Error, Kind, Result};
 use crate::sampling::{self, Constraint, Sampler, Shortlist};
@@ -51,6 +52,11 @@ impl Chooser {
     /// Whether it would draw from the highest logits alone.
     pub(super) fn draws(&self) -> bool {
         self.constraint.is_none() && (self.sampler.draws_from_the_highest() || (self.record_logprob && self.sampler.takes_the_highest()))
+    }
+
+    /// Whether it takes the highest logit, of which nothing else is remembered.
+    pub(super) fn takes_the_highest(&self) -> bool {
+        self.constraint.is_none() && !self.record_logprob && self.sampler.takes_the_highest()
     }
 
     /// As `choose`, from what a device has found in the row; `None`, and nothing changed, where the row itself is needed.
@@ -119,6 +125,20 @@ impl Chooser {
 /// have the same length. Returns whether every sequence has just produced a token that ends generation. On error
 /// sequences and choosers are as before, and `tokens` means nothing.
 pub fn decode_step(sequences: &mut [&mut Sequence], choosers: &mut [&mut Chooser], tokens: &mut [i32]) -> Result<bool> {
+    sequences.iter_mut().for_each(|sequence| sequence.begin_call());
+    step(sequences, choosers, tokens)?;
+    Ok((0..sequences.len()).all(|index| has_ended(index, sequences, choosers, tokens)))
+}
+
+/// A step of the call that began on the sequences ([`Sequence::begin_call`]).
+pub(super) fn step(sequences: &mut [&mut Sequence], choosers: &mut [&mut Chooser], tokens: &mut [i32]) -> Result<()> {
+    choose(sequences, choosers, tokens)?;
+    let draws = choosers.iter().any(|chooser| chooser.draws());
+    append_for_all(sequences, tokens, draws).inspect_err(|_| choosers.iter_mut().for_each(|c| c.undo()))
+}
+
+/// Chooses a token for each sequence. On error no chooser has changed.
+pub(super) fn choose(sequences: &[&mut Sequence], choosers: &mut [&mut Chooser], tokens: &mut [i32]) -> Result<()> {
     let count = sequences.len();
     ensure!(choosers.len() == count && tokens.len() == count, Internal, "a step over slices of different lengths");
     check(sequences)?;
@@ -131,12 +151,12 @@ pub fn decode_step(sequences: &mut [&mut Sequence], choosers: &mut [&mut Chooser
             }
         }
     }
-    let draws = choosers.iter().any(|chooser| chooser.draws());
-    if let Err(e) = super::forward::forward_for(sequences, tokens, draws) {
-        choosers.iter_mut().for_each(|c| c.undo());
-        return Err(e);
-    }
-    Ok((0..count).all(|i| !choosers[i].ignore_end && sequences[i].engine().is_end(tokens[i])))
+    Ok(())
+}
+
+/// Whether the token that was just produced for a sequence ends generation.
+pub(super) fn has_ended(index: usize, sequences: &[&mut Sequence], choosers: &[&mut Chooser], tokens: &[i32]) -> bool {
+    !choosers[index].ignore_end && sequences[index].engine().is_end(tokens[index])
 }
 
 /// What can be seen to fail before anything is chosen.

@@ -25,7 +25,8 @@ use crate::text::{ChatTemplate, Tokenizer};
 use crate::weights::{Access, Input, Role};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// Bytes of one step of a load that nobody slices: large enough to keep every worker busy, small enough to cancel between.
@@ -43,6 +44,8 @@ pub struct Engine {
     pub(super) experts: Arc<ExpertCache>,
     pub(super) pool: Pool,
     pub(super) runner: Mutex<Runner>,
+    /// Calls that wait for it.
+    pub(super) waiting: AtomicUsize,
     pub(super) stepper: Mutex<Stepper>,
     pub(super) alarm: Arc<Alarm>,
     pub(super) cost: Cost,
@@ -240,13 +243,36 @@ impl Engine {
 
     pub(super) fn runner(&self) -> Result<MutexGuard<'_, Runner>> {
         not_inside()?;
-        Ok(self.runner.lock().unwrap_or_else(PoisonError::into_inner))
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let runner = self.runner.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        Ok(runner)
     }
 
     /// The runner of blocking calls, unless `give_up` says so while others have it.
     pub(super) fn runner_unless(&self, give_up: &dyn Fn() -> bool) -> Result<Option<MutexGuard<'_, Runner>>> {
         not_inside()?;
-        Ok(lock_unless(&self.runner, give_up))
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let runner = lock_unless(&self.runner, give_up);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        Ok(runner)
+    }
+
+    /// The runner of blocking calls, if nobody has it or waits for it and no step is under way.
+    pub(super) fn runner_if_free(&self) -> Option<MutexGuard<'_, Runner>> {
+        if self.is_wanted() || not_inside().is_err() {
+            return None;
+        }
+        match self.runner.try_lock() {
+            Ok(runner) => Some(runner),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Whether a call waits for the runner, or a step of bounded work is under way.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0 || matches!(self.stepper.try_lock(), Err(TryLockError::WouldBlock))
     }
 
     /// The stepper, unless `give_up` says so while another call has it.

@@ -384,6 +384,7 @@ impl Weights {
             experts,
             pool,
             runner,
+            waiting: AtomicUsize::new(0),
             stepper,
             alarm: Arc::default(),
             cost: Cost::default(),

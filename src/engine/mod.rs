@@ -4,11 +4,13 @@
 //! computes one more token for each of several sequences in one pass; [`step`] does as much of any work as fits a budget of time;
 //! [`beam`] searches for the likeliest continuations. Models that translate read their source first, by [`Sequence::encode`].
 
+mod ahead;
 mod beam;
 mod cancel;
 mod chooser_bytes;
 mod cost;
 mod counters;
+mod decode;
 mod embed;
 mod encode;
 mod explain;
@@ -48,6 +50,7 @@ pub use beam::{BeamOptions, Hypothesis, beam};
 pub use cancel::Canceller;
 pub use chooser_bytes::SavedChooser;
 pub use counters::{Counters, Held};
+pub use decode::decode;
 pub use embed::Pooling;
 pub use explain::{Bodies, Captured, explain};
 pub use fingerprint::Fingerprint;

@@ -139,7 +139,10 @@ impl Prepared {
         }
         // Each sequence has a committed and a spare state, and all share the one before any token.
         let layout = self.state_layout(placement)?;
-        let states = (sequences as u64).saturating_mul(2).saturating_add(1).saturating_mul(4);
+        let bytes_of = |each: u64| (sequences as u64).saturating_mul(each).saturating_add(1).saturating_mul(4);
+        let states = bytes_of(2);
+        // And a third, where a device has the whole model and begins a step before the one before it is committed.
+        let states_there = bytes_of(if placement.is_cut() || placement.host_experts > 0 { 2 } else { 3 });
         let rows = states.saturating_mul(self.model.dims().vocab as u64);
         let on_device = self.device.is_some();
         let only_there = |bytes: u64| if on_device { bytes } else { 0 };
@@ -153,7 +156,7 @@ impl Prepared {
             device: DevicePlan {
                 weights: there,
                 kv: kv_there.saturating_add(spare),
-                state: states.saturating_mul(layout.floats_of(true) as u64),
+                state: states_there.saturating_mul(layout.floats_of(true) as u64),
                 scratch: 0,
                 layers: placement.layers as u64,
                 host_experts: placement.host_experts as u64,

@@ -178,6 +178,15 @@ impl Room {
         }
     }
 
+    /// What a step is sent with where a device runs all of a program: the device's, the room there, what is kept. No candidates are.
+    fn all_there<'a>(&'a mut self, engine: &Engine, program: &'a Segments) -> Option<(&'a Program, &'a mut DeviceWorkspace, Keep)> {
+        let slots = engine.states().0.layout().slot_floats(true);
+        match (program.both(), &mut self.device) {
+            ((None, Some(there)), Some(device)) => Some((there, device, Keep { slots, candidates: false })),
+            _ => None,
+        }
+    }
+
     /// Runs the definitions of a program that the processor runs alone, where it is one.
     pub fn run_scalar(&mut self, engine: &Engine, program: &Segments, batch: &Batch) -> Result<bool> {
         match (program.both(), &mut self.host) {
@@ -284,6 +293,41 @@ impl Runner {
         self.room.run(engine, program, &self.batch, &mut self.reached, self.keeping, control)
     }
 
+    /// Whether the batch is one that [`Runner::send`] takes.
+    pub fn sends(&mut self, engine: &Engine) -> bool {
+        let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
+        let all = self.room.all_there(engine, program);
+        self.keeping == Keeping::Logits && all.is_some_and(|(there, device, keep)| device.sends(there, &self.batch, keep))
+    }
+
+    /// As [`Runner::run`], but a device may still be at it. With `next` it is the batch behind the one that is under way, which the device makes itself: each
+    /// sequence's next position, with the token that is found for it. At most two are under way; [`Runner::settle`] ends it.
+    pub fn send(&mut self, engine: &Engine, next: bool) -> Result<()> {
+        let program = pick(&mut self.programs, self.batch.tokens.len(), self.batch.segments.len());
+        let Some((there, device, keep)) = self.room.all_there(engine, program) else { crate::bail!(Internal, "a step for no device") };
+        let weights = engine.device_weights()?;
+        if !next {
+            return device.send(there, &self.batch, weights, keep);
+        }
+        self.batch.advance();
+        device.send_next(there, &self.batch, weights, keep)
+    }
+
+    /// Waits for the older batch under way, whose logits are there then.
+    pub fn wait(&mut self) -> Result<()> {
+        self.room.device.as_mut().map_or(Ok(()), |device| device.wait())
+    }
+
+    /// Ends what [`Runner::send`] began. `tokens` are those of the last batch, if all were waited for and wanted; else one that is still under way is
+    /// waited for, and counts for nothing.
+    pub fn settle(&mut self, tokens: Option<&[i32]>) -> Result<()> {
+        let last = tokens.map(|tokens| {
+            self.batch.tokens.copy_from_slice(tokens);
+            &self.batch
+        });
+        self.room.device.as_mut().map_or(Ok(()), |device| device.settle(last))
+    }
+
     /// As [`Runner::run`], for a source.
     pub fn encode(&mut self, engine: &Engine, control: Control<'_>) -> Result<Outcome> {
         let Some(encoder) = &mut self.encoder else { crate::bail!(Internal, "a source for a model without encoder") };
@@ -314,10 +358,10 @@ impl Runner {
         match (program.both(), &mut self.room) {
             // The row is there already.
             ((_, Some(_)), Room { device: Some(workspace), .. }) => {
-                let best = workspace.best(index);
+                let best = workspace.found().best(index);
                 state.set_next_best(best);
                 if best.is_some() && self.keeping == Keeping::Candidates {
-                    let (sum, candidates) = workspace.candidates(index);
+                    let (sum, candidates) = workspace.found().candidates(index);
                     state.set_next_candidates(sum, candidates);
                 }
             }

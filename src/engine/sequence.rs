@@ -352,6 +352,12 @@ impl Sequence {
         self.marks.retain(|(mark, _)| mark.len <= len);
     }
 
+    /// Gives back pages that were reserved for tokens which did not come.
+    pub(super) fn give_back(&mut self) {
+        let len = self.tokens.len();
+        self.own_pages().for_each(|pages| pages.truncate(len));
+    }
+
     /// Forgets `count` tokens from `from` on, whose later ones have moved already.
     pub(super) fn drop_middle(&mut self, from: usize, count: usize) {
         self.tokens.drain(from..from + count);

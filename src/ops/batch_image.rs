@@ -12,8 +12,10 @@ use std::ops::Range;
 
 /// Takes up what is new: kernels/batch.cu.
 pub const BATCH: Kernel = Kernel { file: "batch", name: "batch" };
+/// Makes the batch of the step that follows.
+pub const ADVANCE: Kernel = Kernel { file: "batch", name: "advance" };
 
-/// How [`BATCH`] is launched.
+/// How [`BATCH`] and [`ADVANCE`] are launched.
 pub fn batch_grid() -> Grid {
     Grid::new([1, 1, 1], 256)
 }
@@ -31,10 +33,28 @@ pub struct BatchArgs {
 // SAFETY: the struct of kernels/batch.cu.
 unsafe impl Args for BatchArgs {}
 
+/// Addresses, the last two as [`BatchPlaces`] says.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct AdvanceArgs {
+    /// The batch.
+    pub batch: u64,
+    /// The token that was found for each segment.
+    pub found: u64,
+    /// Where the states after the next step go.
+    pub next: u64,
+    /// Which of two places what is found goes to.
+    pub turn: u64,
+}
+
+// SAFETY: the struct of kernels/batch.cu.
+unsafe impl Args for AdvanceArgs {}
+
 /// Arrays start on a multiple of this.
 const ALIGN: usize = 16;
-/// Bytes of `Batch`.
-const HEAD: usize = 80;
+/// Bytes of `Batch`, and behind it which of two places what is found goes to: the first, unless the device has made the batch itself.
+const TURN: usize = 80;
+const HEAD: usize = TURN + 4;
 /// Most words that are listed one by one; a slice of a prompt may have more.
 const MOST_NEWS: usize = 8192;
 
@@ -46,16 +66,16 @@ pub struct BatchPlaces {
     /// Most pages of a list.
     pages: usize,
     /// First byte of each array, of the lists of pages, and behind them.
-    starts: [usize; 10],
+    starts: [usize; 11],
 }
 
 impl BatchPlaces {
     /// For batches of at most `rows` rows and `segments` segments, with `kv_states` key/value states of at most `pages` pages.
     pub fn new(rows: usize, segments: usize, kv_states: usize, pages: usize) -> BatchPlaces {
         let lists = segments.saturating_mul(kv_states);
-        let tables = [lists.saturating_mul(8), 8 * segments, 8 * segments, lists.saturating_mul(pages).saturating_mul(8)];
+        let tables = [lists.saturating_mul(8), 8 * segments, 8 * segments, 8 * segments, lists.saturating_mul(pages).saturating_mul(8)];
         let sizes = [4 * rows, 4 * rows, 4 * rows, 4 * segments, 16 * segments].into_iter().chain(tables);
-        let mut starts = [HEAD.next_multiple_of(ALIGN); 10];
+        let mut starts = [HEAD.next_multiple_of(ALIGN); 11];
         for (i, size) in sizes.enumerate() {
             starts[i + 1] = starts[i].saturating_add(size).checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX);
         }
@@ -64,7 +84,12 @@ impl BatchPlaces {
 
     /// Bytes of a batch.
     pub fn bytes(&self) -> usize {
-        self.starts[9]
+        self.starts[10]
+    }
+
+    /// From the start of a batch: where each segment's state after the step that follows goes, and which of two places what is found goes to.
+    pub fn ahead(&self) -> [u64; 2] {
+        [self.starts[8], TURN].map(|at| at as u64)
     }
 
     /// Bytes of the longest list of what is new.
@@ -97,6 +122,15 @@ impl BatchImage {
 
     /// Writes a batch into the host's copy `image`, and into `list` what of it is new.
     pub fn write(&mut self, batch: &Batch, image: &mut [u8], list: &mut [u8]) -> Result<News> {
+        self.write_turn(batch, 0, image, list)
+    }
+
+    /// Writes into the host's copy what the device has made of its batch itself, `steps` times ([`ADVANCE`]): `batch`. `list` then means nothing.
+    pub fn follow(&mut self, batch: &Batch, steps: usize, image: &mut [u8], list: &mut [u8]) -> Result<()> {
+        self.write_turn(batch, steps as u32 % 2, image, list).map(|_| ())
+    }
+
+    fn write_turn(&mut self, batch: &Batch, turn: u32, image: &mut [u8], list: &mut [u8]) -> Result<News> {
         let BatchPlaces { segments, kv_states, pages, starts } = self.places;
         ensure!(batch.segments.len() <= segments, Internal, "a batch of {} segments, there is room for {segments}", batch.segments.len());
         let mut writer = Writer { image, list, count: 0, first: usize::MAX, end: 0 };
@@ -107,11 +141,12 @@ impl BatchImage {
             self.stamps.resize(segments, 0);
             let at = |i: usize| self.base + starts[i] as u64;
             writer.put(16, [at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)].into_iter().map(u64::to_ne_bytes));
-            let lists = (0..segments * kv_states).map(|list| at(8) + (8 * list * pages) as u64);
+            let lists = (0..segments * kv_states).map(|list| at(9) + (8 * list * pages) as u64);
             writer.put(starts[5], lists.map(u64::to_ne_bytes));
         }
         let numbers = [batch.tokens.len(), batch.segments.len(), kv_states, 0];
         writer.put(0, numbers.into_iter().map(|n| (n as u32).to_ne_bytes()));
+        writer.put(TURN, std::iter::once(turn.to_ne_bytes()));
         writer.put(starts[0], batch.tokens.iter().map(|token| token.to_ne_bytes()));
         writer.put(starts[1], batch.positions.iter().map(|position| position.to_ne_bytes()));
         let rows = batch.segments.iter().enumerate().flat_map(|(index, s)| s.rows.clone().map(move |_| index as u32));
@@ -121,6 +156,7 @@ impl BatchImage {
         writer.put(starts[4], words.map(|word| (word as u32).to_ne_bytes()));
         writer.put(starts[6], batch.states.iter().map(|state| state.read_address().to_ne_bytes()));
         writer.put(starts[7], batch.states.iter().map(|state| state.write_address().to_ne_bytes()));
+        writer.put(starts[8], batch.states.iter().map(|state| state.next_address().to_ne_bytes()));
         for segment in 0..batch.segments.len() {
             let stamp = batch.stamps.get(segment).copied().unwrap_or(0);
             if stamp != 0 && self.stamps[segment] == stamp {
@@ -130,7 +166,7 @@ impl BatchImage {
             for list in segment * kv_states..(segment + 1) * kv_states {
                 let Some(list_pages) = batch.kv.get(list).map(|list| list.pages()) else { continue };
                 ensure!(list_pages.len() <= pages, Internal, "a list of {} pages, a sequence's context has {pages}", list_pages.len());
-                writer.put(starts[8] + 8 * list * pages, list_pages.iter().map(|page| (page.addr() as u64).to_ne_bytes()));
+                writer.put(starts[9] + 8 * list * pages, list_pages.iter().map(|page| (page.addr() as u64).to_ne_bytes()));
             }
         }
         let Writer { count, first, end, .. } = writer;

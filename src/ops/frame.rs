@@ -62,7 +62,7 @@ pub struct StatePointers {
     write: *mut f32,
     len: usize,
     /// As addresses of a device, of the slots that lie there.
-    on_device: [u64; 2],
+    on_device: [u64; 3],
 }
 
 // SAFETY: the pointers are only followed through `Frame`, inside a run whose sequences are exclusively borrowed.
@@ -73,12 +73,12 @@ unsafe impl Sync for StatePointers {}
 impl StatePointers {
     /// `len` floats at each place, which must outlive the run; `write` belongs to the run alone.
     pub fn new(read: *const f32, write: *mut f32, len: usize) -> StatePointers {
-        StatePointers { read, write, len, on_device: [0; 2] }
+        StatePointers { read, write, len, on_device: [0; 3] }
     }
 
     /// The same with slots that lie on a device: where their floats before the run are, and where those after it go.
     pub fn and_device(self, read: u64, write: u64) -> StatePointers {
-        StatePointers { on_device: [read, write], ..self }
+        StatePointers { on_device: [read, write, 0], ..self }
     }
 
     /// Where the floats before the run lie on the device.
@@ -91,9 +91,20 @@ impl StatePointers {
         self.on_device[1]
     }
 
+    /// The same, and where the floats after the step that follows go on the device, should it begin that step by itself.
+    pub fn and_next(self, next: u64) -> StatePointers {
+        let [read, write, _] = self.on_device;
+        StatePointers { on_device: [read, write, next], ..self }
+    }
+
+    /// Where the floats after the step that follows go; 0 where nobody has said.
+    pub fn next_address(&self) -> u64 {
+        self.on_device[2]
+    }
+
     /// For models without recurrent slots.
     pub const fn none() -> StatePointers {
-        StatePointers { read: std::ptr::null(), write: std::ptr::null_mut(), len: 0, on_device: [0; 2] }
+        StatePointers { read: std::ptr::null(), write: std::ptr::null_mut(), len: 0, on_device: [0; 3] }
     }
 }
 
@@ -162,6 +173,14 @@ impl Batch {
     /// Tokens of the source of a segment's sequence.
     pub fn source(&self, segment: usize) -> usize {
         self.sources.get(segment).copied().unwrap_or(0)
+    }
+
+    /// Becomes the batch of the step that follows, as a device does by itself ([`super::ADVANCE`]). Tokens stay until they are known; of slots, those on
+    /// the device alone go on.
+    pub fn advance(&mut self) {
+        self.positions.iter_mut().for_each(|position| *position += 1);
+        self.segments.iter_mut().for_each(|segment| segment.position += 1);
+        self.states.iter_mut().for_each(|state| state.on_device.rotate_left(1));
     }
 
     /// Rows of a value.

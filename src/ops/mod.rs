@@ -82,7 +82,7 @@ pub use add::{Add, AddNorm};
 pub use aside::Aside;
 pub use attention::{Attention, CacheWrite};
 pub use attention_parts::AttentionParts;
-pub use batch_image::{BATCH, BatchArgs, BatchImage, BatchPlaces, News, batch_grid};
+pub use batch_image::{ADVANCE, AdvanceArgs, BATCH, BatchArgs, BatchImage, BatchPlaces, News, batch_grid};
 pub use combine::Combine;
 pub use conv::Conv;
 pub use decay::Decay;

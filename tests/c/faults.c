@@ -138,7 +138,7 @@ enum { KIND_COUNT = sizeof KINDS - 1 };
 
 static int is_handle(char c) { return strchr(KINDS, c) != NULL; }
 static int is_made(char c) { return strchr(MADE, c) != NULL; }
-static int is_number(char c) { return strchr("nNcdifk", c) != NULL; }
+static int is_number(char c) { return strchr("nNcdifk8", c) != NULL; }
 static int is_written(char c) { return strchr("zIFWRG1257", c) != NULL || is_made(c); }
 
 /* A sound argument. */
@@ -181,7 +181,8 @@ static uintptr_t sound(char letter, char before, int index) {
     case 'C': return (uintptr_t)&own.embed;
     case 'e': return (uintptr_t)&err_place;
     case 'i': return 5;
-    case 'd': return 1;
+    case 'd':
+    case '8': return 1;
     case 'f': return 0;
     case 'n':
     case 'N':
@@ -410,6 +411,8 @@ static void bad_numbers(const struct function *f) {
             /* Zeros are a sound token: who reads all is only given counts that cannot exist, and few. 0x7ffffffe would be read. */
             if (letter == 'N' && EDGES[e] > 512 && EDGES[e] < 0x7fffffffffffffff) continue;
             if (letter == 'n' && EDGES[e] == 0x7ffffffe) continue;
+            /* Steps that exist are done until the context is full, and stay. */
+            if (letter == '8' && EDGES[e] > 2 && EDGES[e] < 0x3fffffffffffffff) continue;
             make_own();
             prepare_places(f);
             sound_arguments(f, a);
@@ -519,6 +522,8 @@ static void random_walk(uint64_t rounds) {
             } else if (c == 'n' || c == 'N') {
                 if (f->letters[i - 1] == 'L') a[i] = f->letters[i + 1] == 'd' ? 1 : pick(4);
                 else if (pick(3) == 0) a[i] = pick(a[i] + 1);
+            } else if (c == '8') {
+                a[i] = pick(3) ? pick(2) : (uintptr_t)SMALL[8 + pick(2)];
             } else if (is_number(c)) {
                 if (pick(2)) a[i] = SMALL[pick(sizeof SMALL / sizeof *SMALL)];
             } else if (pick(25) == 0) {

@@ -8,7 +8,7 @@
  *   o buffer   c its capacity   z place for a number or pointer   I F W R G 1 2 5 7 structs to fill        written
  *   m q a x y w p 6 place for a new model, sequence, sampler, text stream, source, load, grammar, runtime   e place for the error
  *   l T Q V C 4 options of a load, text stream, sequence, beam search, embedding, runtime
- *   d i f k a number: 64 bits, a token, flags, a file descriptor
+ *   d i f k a number: 64 bits, a token, flags, a file descriptor    8 a number of steps, of which an error leaves those before it
  */
 #ifndef FAULTS_H
 #define FAULTS_H
@@ -119,6 +119,7 @@ STATUS(seq_save, H(0, metrale_seq), P(1), a[2], P(3), P(4))
 STATUS(seq_restore, H(0, metrale_seq), P(1), a[2], P(3))
 STATUS(prefill, H(0, metrale_seq), P(1), a[2], P(3))
 STATUS(decode_step, P(0), a[1], P(2), P(3))
+STATUS(decode, P(0), a[1], a[2], P(3), P(4), P(5))
 STATUS(seq_feed, H(0, metrale_seq), P(1), a[2], P(3))
 STATUS(step, P(0), a[1], a[2], P(3), P(4))
 STATUS(step_estimate, P(0), a[1], P(2), P(3))
@@ -149,6 +150,7 @@ static const struct function FUNCTIONS[] = {
     F(seq_sampling, "SAe", 1),     F(seq_fork, "Sqe", 1),        F(seq_mark, "Sze", 1),          F(seq_rollback, "Sde", 1),
     F(seq_commit, "Sde", 1),       F(seq_match, "Stnze", 1),     F(seq_save, "Socze", 1),        F(seq_restore, "SBne", 1),
     F(prefill, "Stne", 1),         F(decode_step, "Lnoe", 1),    F(seq_feed, "Stne", 1),         F(step, "LndRe", 1),
+    F(decode, "Ln8oze", 1),
     F(step_estimate, "Lnze", 1),   F(poll, "Sze", 1),            F(cancel, "Se", 1),             F(cancel_all, "Me", 1),
     F(model_fingerprint, "Mocze", 1), F(model_stats, "M2e", 1), F(seq_stats, "S1e", 1),         F(seq_shift, "Sdde", 1),
     F(embed, "MtnCocze", 1),

@@ -144,6 +144,65 @@ static void batches(void) {
     }
 }
 
+/* Many steps in one call, and what an error in the middle leaves. */
+static void many_steps(void) {
+    enum { STEPS = 6 };
+    metrale_seq *together[2], *alone[2];
+    metrale_token tokens[STEPS][2], one[2];
+    size_t done = 0;
+    for (size_t i = 0; i < 2; i++) {
+        together[i] = new_seq(model, NULL);
+        alone[i] = new_seq(model, NULL);
+        OK(metrale_prefill(together[i], PROMPT, 1 + i, &err));
+        OK(metrale_prefill(alone[i], PROMPT, 1 + i, &err));
+    }
+    OK(metrale_decode(together, 2, STEPS, tokens[0], &done, &err));
+    CHECK(done == STEPS);
+    for (size_t step = 0; step < STEPS; step++) {
+        OK(metrale_decode_step(alone, 2, one, &err));
+        CHECK(memcmp(one, tokens[step], sizeof one) == 0);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        size_t count = 0;
+        CHECK(memcmp(row_of(alone[i], &count), row_of(together[i], &count), VOCAB * sizeof(float)) == 0);
+    }
+
+    /* Nothing is asked for, or what cannot be. */
+    uint64_t before = length_of(together[0]);
+    done = 9;
+    OK(metrale_decode(together, 2, 0, NULL, &done, &err));
+    CHECK(done == 0);
+    done = 9;
+    OK(metrale_decode(NULL, 0, 7, NULL, &done, &err));
+    CHECK(done == 0);
+    done = 9;
+    EXPECT(METRALE_TOO_LARGE, metrale_decode(together, 2, SIZE_MAX, tokens[0], &done, &err));
+    EXPECT(METRALE_TOO_LARGE, metrale_decode(together, 2, SIZE_MAX / 8, tokens[0], &done, &err));
+    EXPECT(METRALE_INVALID_ARGUMENT, metrale_decode(together, 2, 1, tokens[0], NULL, &err));
+    EXPECT(METRALE_INVALID_ARGUMENT, metrale_decode(together, 2, 1, NULL, &done, &err));
+    metrale_seq *twice[2] = {together[0], together[0]};
+    EXPECT(METRALE_INVALID_ARGUMENT, metrale_decode(twice, 2, 2, tokens[0], &done, &err));
+    CHECK(done == 9 && length_of(together[0]) == before);
+
+    /* The context is full in the middle: what fits is done and stays. */
+    metrale_seq_options options = {0};
+    options.struct_size = sizeof options;
+    options.context = PROMPT_LEN + 3;
+    metrale_seq *small = new_seq(model, &options);
+    OK(metrale_prefill(small, PROMPT, PROMPT_LEN, &err));
+    metrale_token flat[STEPS] = {-9, -9, -9, -9, -9, -9};
+    EXPECT(METRALE_CONTEXT_FULL, metrale_decode(&small, 1, STEPS, flat, &done, &err));
+    CHECK(done == 3 && length_of(small) == PROMPT_LEN + 3 && flat[2] != -9 && flat[3] == -9);
+    EXPECT(METRALE_CONTEXT_FULL, metrale_decode(&small, 1, STEPS, flat + 3, &done, &err));
+    CHECK(done == 3 && flat[3] == -9);
+
+    metrale_seq_free(small);
+    for (size_t i = 0; i < 2; i++) {
+        metrale_seq_free(together[i]);
+        metrale_seq_free(alone[i]);
+    }
+}
+
 static void logprobs(void) {
     metrale_seq_options options = {0};
     options.struct_size = sizeof options;
@@ -196,6 +255,15 @@ static void the_end(void) {
     CHECK(tokens[0] == 2 && tokens[1] != 2);
     OK(metrale_decode_step(&deaf, 1, tokens, &err));
     CHECK(tokens[0] == 2);
+    /* Many steps end with the first one that ends a sequence. */
+    metrale_token many[8];
+    size_t done = 0;
+    EXPECT(METRALE_DONE, metrale_decode(pair, 1, 4, many, &done, &err));
+    CHECK(done == 1 && many[0] == 2);
+    OK(metrale_decode(pair, 2, 4, many, &done, &err));
+    CHECK(done == 1 && many[0] == 2 && many[1] != 2);
+    OK(metrale_decode(&deaf, 1, 4, many, &done, &err));
+    CHECK(done == 4 && many[0] == 2 && many[3] == 2);
     metrale_seq_free(pair[0]);
     metrale_seq_free(pair[1]);
     metrale_seq_free(deaf);
@@ -208,6 +276,7 @@ int main(int argc, char **argv) {
     bad_tokens_change_nothing();
     a_full_context();
     batches();
+    many_steps();
     logprobs();
     the_end();
     metrale_free(model);

@@ -240,6 +240,12 @@ void batches(const char *path, const std::vector<metrale_token> &expected) {
         const auto got = all.decode();
         CHECK(got.size() == 2 && got[0] == expected[i] && got[1] == expected[i]);
     }
+    auto d = seq::create(one);
+    d.prefill(tokens);
+    batch alone{d};
+    const auto many = alone.decode(3);
+    CHECK(many.size() == 3 && std::equal(many.begin(), many.end(), expected.begin()) && alone.decoded().size() == 3 && !alone.done());
+    CHECK(alone.decode(0).empty());
     all.add(c);
     all.remove(1);
     c.feed(tokens);

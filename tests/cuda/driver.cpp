@@ -3,15 +3,18 @@
 // what lies outside, and holds NaN at first.
 //
 // METRALE_SHIM_MEMORY: bytes of the device (4 GiB). METRALE_SHIM_PROCESSORS: 4. METRALE_SHIM_DEVICES: 1. METRALE_SHIM_FAIL=n: from the n-th
-// launch on everything fails, as on a device that is lost.
+// launch on everything fails, as on a device that is lost. METRALE_SHIM_LATE=1: work is done as late as it may be, when somebody waits for it or
+// what it uses is freed; so what the host changes too early shows.
 #define FILE_NAME none
 #include "shim.hpp"
 
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <vector>
 
 typedef int Result;
@@ -27,6 +30,15 @@ struct Graph {
 struct Stream {
     Graph* capture;
     int priority;
+    // What is done late, and how much of it has been queued and done.
+    std::deque<std::function<Result()>> waiting;
+    u64 queued, done;
+    // Graphs among it.
+    u64 graphs;
+};
+struct Event {
+    Stream* stream;
+    u64 place;
 };
 struct Module {
     char file[64];
@@ -45,15 +57,46 @@ static size_t allocated;
 static u64 launches;
 // Bytes copied to the host.
 static u64 copied;
+// Graphs queued behind one that was under way.
+static u64 behind;
 // Kernels queued, by their stream's priority.
 static std::map<int, u64> queued;
 static bool lost;
+static std::set<Stream*> streams;
+// Memory that copies are queued for as it is; of other memory they take the bytes at once.
+static std::map<const u8*, size_t> pinned;
 
 static u64 setting(const char* name, u64 otherwise) {
     const char* text = getenv(name);
     return text ? strtoull(text, nullptr, 10) : otherwise;
 }
 static u64 total_memory() { return setting("METRALE_SHIM_MEMORY", 4ull << 30); }
+
+static bool is_late() {
+    static const bool late = setting("METRALE_SHIM_LATE", 0);
+    return late;
+}
+// Does what a stream has waiting, up to a place in it.
+static Result work_off(Stream* stream, u64 place) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    while (streams.count(stream) && stream->done < place && !stream->waiting.empty()) {
+        auto work = stream->waiting.front();
+        stream->waiting.pop_front();
+        stream->done++;
+        if (!lost)
+            if (Result r = work()) return r;
+    }
+    return lost ? LAUNCH_FAILED : OK;
+}
+static void work_off_all() {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    for (Stream* stream : streams) work_off(stream, ~0ull);
+}
+static bool is_pinned(const void* at) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    auto after = pinned.upper_bound((const u8*)at);
+    return after != pinned.begin() && (--after, (const u8*)at < after->first + after->second);
+}
 
 // Does it now, or when the graph that the stream captures is launched.
 static Result queue(Stream* stream, std::function<Result()> work) {
@@ -63,6 +106,11 @@ static Result queue(Stream* stream, std::function<Result()> work) {
     if (!stream) return INVALID_HANDLE;
     if (stream->capture) {
         stream->capture->nodes.push_back(work);
+        return OK;
+    }
+    if (is_late()) {
+        stream->waiting.push_back(work);
+        stream->queued++;
         return OK;
     }
     return work();
@@ -118,6 +166,7 @@ EXPORT cuMemAlloc_v2(Address* at, size_t bytes) {
     return *at = (Address)p, OK;
 }
 EXPORT cuMemFree_v2(Address at) {
+    work_off_all();
     std::lock_guard<std::recursive_mutex> held(lock);
     auto found = allocations.find(at);
     if (found == allocations.end()) return INVALID_VALUE;
@@ -129,10 +178,19 @@ EXPORT cuMemFree_v2(Address at) {
 EXPORT cuMemHostAlloc(void** p, size_t bytes, u32) {
     if (posix_memalign(p, 4096, bytes)) return OUT_OF_MEMORY;
     memset(*p, 0xff, bytes);
-    return OK;
+    std::lock_guard<std::recursive_mutex> held(lock);
+    return pinned[(u8*)*p] = bytes, OK;
 }
-EXPORT cuMemFreeHost(void* p) { return free(p), OK; }
+EXPORT cuMemFreeHost(void* p) {
+    work_off_all();
+    std::lock_guard<std::recursive_mutex> held(lock);
+    return pinned.erase((u8*)p), free(p), OK;
+}
 EXPORT cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Stream* stream) {
+    if (is_late() && !is_pinned(from)) {
+        std::vector<u8> taken((const u8*)from, (const u8*)from + bytes);
+        return queue(stream, [=] { return memcpy((void*)to, taken.data(), bytes), OK; });
+    }
     return queue(stream, [=] { return memcpy((void*)to, from, bytes), OK; });
 }
 EXPORT cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, Stream* stream) {
@@ -145,17 +203,34 @@ EXPORT cuMemsetD8Async(Address to, u8 value, size_t bytes, Stream* stream) {
     return queue(stream, [=] { return memset((void*)to, value, bytes), OK; });
 }
 
-EXPORT cuStreamCreateWithPriority(Stream** stream, u32, int priority) { return *stream = new Stream{nullptr, priority}, here_and_now(); }
+EXPORT cuStreamCreateWithPriority(Stream** stream, u32, int priority) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    return *stream = new Stream{nullptr, priority, {}, 0, 0, 0}, streams.insert(*stream), here_and_now();
+}
 EXPORT cuCtxGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, OK; }
-EXPORT cuStreamDestroy_v2(Stream* stream) { return delete stream, OK; }
-EXPORT cuStreamSynchronize(Stream* stream) { return stream->capture ? NOT_PERMITTED : here_and_now(); }
-EXPORT cuStreamQuery(Stream* stream) { return stream->capture ? NOT_PERMITTED : here_and_now(); }
-EXPORT cuEventCreate(void** event, u32) { return *event = malloc(1), here_and_now(); }
-EXPORT cuEventRecord(void*, Stream*) { return here_and_now(); }
-EXPORT cuEventQuery(void*) { return here_and_now(); }
-EXPORT cuEventSynchronize(void*) { return here_and_now(); }
-EXPORT cuEventElapsedTime(float* milliseconds, void*, void*) { return *milliseconds = 1.0f, here_and_now(); }
-EXPORT cuEventDestroy_v2(void* event) { return free(event), OK; }
+EXPORT cuStreamDestroy_v2(Stream* stream) {
+    work_off(stream, ~0ull);
+    std::lock_guard<std::recursive_mutex> held(lock);
+    return streams.erase(stream), delete stream, OK;
+}
+EXPORT cuStreamSynchronize(Stream* stream) {
+    if (stream->capture) return NOT_PERMITTED;
+    if (Result r = work_off(stream, ~0ull)) return r;
+    return here_and_now();
+}
+EXPORT cuStreamQuery(Stream* stream) { return cuStreamSynchronize(stream); }
+EXPORT cuEventCreate(Event** event, u32) { return *event = new Event{nullptr, 0}, here_and_now(); }
+EXPORT cuEventRecord(Event* event, Stream* stream) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    return *event = {stream, stream->queued}, here_and_now();
+}
+EXPORT cuEventSynchronize(Event* event) {
+    if (Result r = work_off(event->stream, event->place)) return r;
+    return here_and_now();
+}
+EXPORT cuEventQuery(Event* event) { return cuEventSynchronize(event); }
+EXPORT cuEventElapsedTime(float* milliseconds, Event*, Event*) { return *milliseconds = 1.0f, here_and_now(); }
+EXPORT cuEventDestroy_v2(Event* event) { return delete event, OK; }
 
 EXPORT cuStreamBeginCapture_v2(Stream* stream, int) {
     if (Result r = here_and_now()) return r;
@@ -170,11 +245,16 @@ EXPORT cuStreamEndCapture(Stream* stream, Graph** graph) {
 EXPORT cuGraphInstantiateWithFlags(Graph** made, Graph* graph, u64) { return *made = new Graph(*graph), here_and_now(); }
 EXPORT cuGraphUpload(Graph*, Stream*) { return here_and_now(); }
 EXPORT cuGraphLaunch(Graph* graph, Stream* stream) {
-    return queue(stream, [=] {
-        for (auto& node : graph->nodes)
+    std::lock_guard<std::recursive_mutex> held(lock);
+    auto all = [](const std::vector<std::function<Result()>>& nodes) {
+        for (auto& node : nodes)
             if (Result r = node()) return r;
         return (Result)OK;
-    });
+    };
+    if (!is_late()) return queue(stream, [=] { return all(graph->nodes); });
+    behind += stream->graphs++ > 0;
+    // A graph may be destroyed before it has run.
+    return queue(stream, [=, nodes = graph->nodes] { return stream->graphs--, all(nodes); });
 }
 EXPORT cuGraphExecDestroy(Graph* graph) { return delete graph, OK; }
 EXPORT cuGraphDestroy(Graph* graph) { return delete graph, OK; }
@@ -187,7 +267,7 @@ EXPORT cuModuleLoadData(Module** module, const void* image) {
     snprintf((*module)->file, sizeof (*module)->file, "%s", (const char*)image + 5);
     return OK;
 }
-EXPORT cuModuleUnload(Module* module) { return delete module, OK; }
+EXPORT cuModuleUnload(Module* module) { return work_off_all(), delete module, OK; }
 EXPORT cuModuleGetFunction(const shim::Kernel** function, Module* module, const char* name) {
     const char prefix[] = "metrale_";
     if (!strncmp(name, prefix, sizeof prefix - 1)) name += sizeof prefix - 1;
@@ -234,4 +314,9 @@ extern "C" __attribute__((visibility("default"))) u64 shim_queued(int priority) 
 extern "C" __attribute__((visibility("default"))) u64 shim_copied() {
     std::lock_guard<std::recursive_mutex> held(lock);
     return copied;
+}
+// And graphs that were queued behind one that was under way, where work is done late.
+extern "C" __attribute__((visibility("default"))) u64 shim_behind() {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    return behind;
 }

@@ -37,6 +37,7 @@ const UNSAFE_PLACES: &[&str] = &[
     "src/cache/state.rs",
     "src/circuit/device.rs",
     "src/circuit/device_weights.rs",
+    "src/circuit/found.rs",
     "src/comm/nccl.rs",
     "src/ops/",
     "src/runtime/",

@@ -93,11 +93,11 @@ fn logits_and_their_highest() {
                     order.sort_by(|a, b| values[*b].partial_cmp(&values[*a]).unwrap());
                 }
                 let first = (sound && values[order[0]] > f32::NEG_INFINITY).then_some(order[0] as i32);
-                assert_eq!(workspace.best(row), first, "{name}");
+                assert_eq!(workspace.found().best(row), first, "{name}");
                 if !candidates || first.is_none() {
                     continue;
                 }
-                let (sum, found) = workspace.candidates(row);
+                let (sum, found) = workspace.found().candidates(row);
                 let found: Vec<(u32, u32)> = found.map(|(token, logit)| (token, logit.to_bits())).collect();
                 let absent = (u32::MAX, f32::NEG_INFINITY.to_bits());
                 let wanted = (0..MOST).map(|i| order.get(i).map_or(absent, |at| (*at as u32, values[*at].to_bits())));

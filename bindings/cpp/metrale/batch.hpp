@@ -42,6 +42,22 @@ public:
         return span<const metrale_token>(tokens_);
     }
 
+    // Up to `steps` tokens for each: step after step, those of one step in the order of the sequences, until the next call. Ends behind a step in
+    // which some sequence has ended its text. After an error decoded() has what was done before it, which stays.
+    result<span<const metrale_token>> decode(std::size_t steps) {
+        std::size_t places = raw_.size() != 0 && steps > many_.max_size() / raw_.size() ? 0 : steps * raw_.size(), done = 0;
+        many_.resize(places);
+        auto status = detail::run(
+            [&](metrale_error **err) { return metrale_decode(raw_.data(), raw_.size(), steps, many_.data(), &done, err); });
+        many_.resize(done * raw_.size());
+        if (!status) return detail::give(expected<span<const metrale_token>>(status.error()));
+        status_ = *status;
+        return decoded();
+    }
+
+    // What the last call for many steps has produced.
+    span<const metrale_token> decoded() const noexcept { return span<const metrale_token>(many_); }
+
     // Works for about `budget_ns` nanoseconds (0: no limit) on queues and tokens. What each has got, until the next call. A
     // hook's exception goes on from here; results() has what the others got.
     result<span<const metrale_step_result>> step(std::uint64_t budget_ns) {
@@ -71,7 +87,7 @@ public:
 
 private:
     std::vector<metrale_seq *> raw_;
-    std::vector<metrale_token> tokens_;
+    std::vector<metrale_token> tokens_, many_;
     std::vector<metrale_step_result> results_;
     metrale_status status_ = METRALE_OK;
 };

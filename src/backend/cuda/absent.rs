@@ -85,6 +85,9 @@ impl Pinned {
     pub fn as_slice(&self) -> &[u8] {
         match *self {}
     }
+    pub fn part(&self, _: Range<usize>) -> &[u8] {
+        match *self {}
+    }
     pub fn address(&self) -> u64 {
         match *self {}
     }
@@ -99,6 +102,9 @@ impl Stream {
         match **device {}
     }
     pub fn device(&self) -> &Arc<Device> {
+        match *self {}
+    }
+    pub fn another(&self) -> Result<Stream> {
         match *self {}
     }
     pub fn write(&self, _: u64, _: &[u8]) -> Result<()> {
@@ -138,7 +144,7 @@ impl Stream {
     pub fn kernel_times(&self) -> Result<Vec<super::KernelTime>> {
         match *self {}
     }
-    pub fn capture(&self, _: impl FnOnce(&Queue<'_>) -> Result<()>) -> Result<Graph> {
+    pub fn capture(&self, _: &Stream, _: impl FnOnce(&Queue<'_>) -> Result<()>) -> Result<Graph> {
         match *self {}
     }
 }

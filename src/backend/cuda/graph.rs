@@ -17,8 +17,9 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Stream {
-    /// Captures what `work` queues; nothing of it is done.
-    pub fn capture(&self, work: impl FnOnce(&Queue<'_>) -> Result<()>) -> Result<Graph> {
+    /// Captures what `work` queues here, for a graph that is launched on `to`; nothing of it is done. Meanwhile nobody else uses this stream, for what they
+    /// queue would be captured too, and nobody may wait for it.
+    pub fn capture(&self, to: &Stream, work: impl FnOnce(&Queue<'_>) -> Result<()>) -> Result<Graph> {
         let queue = self.queue()?;
         let api = queue.at.api();
         // Kernels may be loaded on the way, which the stricter modes forbid.
@@ -40,7 +41,7 @@ impl Stream {
         made?;
         let graph = Graph { device: Arc::clone(&self.device), raw };
         // SAFETY: both live.
-        queue.at.check(unsafe { (api.cuGraphUpload)(raw, self.raw) }, "a graph")?;
+        queue.at.check(unsafe { (api.cuGraphUpload)(raw, to.raw) }, "a graph")?;
         Ok(graph)
     }
 }

@@ -95,6 +95,13 @@ impl Pinned {
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 
+    /// Some of the bytes: the only ones that copies and kernels under way must not write.
+    pub fn part(&self, range: std::ops::Range<usize>) -> &[u8] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: as above, and inside.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().add(range.start), range.len()) }
+    }
+
     /// Where they are: for kernels too, which find them over the bus.
     pub fn address(&self) -> u64 {
         self.ptr.as_ptr().expose_provenance() as u64

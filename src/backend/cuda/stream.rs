@@ -21,6 +21,7 @@ pub struct Stream {
     pub(super) device: Arc<Device>,
     pub(super) raw: CUstream,
     pub(super) times: Times,
+    low: bool,
 }
 
 // SAFETY: a stream may be used from any thread.
@@ -38,7 +39,12 @@ impl Stream {
         let priority = if low { least } else { greatest };
         // SAFETY: writes a stream.
         at.check(unsafe { (at.api().cuStreamCreateWithPriority)(&mut raw, sys::STREAM_NON_BLOCKING, priority) }, "a stream")?;
-        Ok(Stream { device: Arc::clone(device), raw, times: Times::default() })
+        Ok(Stream { device: Arc::clone(device), raw, times: Times::default(), low })
+    }
+
+    /// Another queue of the same priority.
+    pub fn another(&self) -> Result<Stream> {
+        Stream::new(&self.device, self.low)
     }
 
     /// The device.
