@@ -19,8 +19,6 @@ pub(super) const F8: u8 = 3;
 /// Bytes of a panel from which on one row reads four panels at a time. Below, the chain of sums, which one panel alone waits for, costs
 /// less than the starts of streams.
 const LONG: usize = 48 << 10;
-/// Bytes of a matrix that comes from memory rather than from a cache of the core.
-const LARGE: usize = 256 << 10;
 
 /// Rows and panels of the product, tile by tile. `x` is row 0.
 pub(super) unsafe fn floats<S: Lanes, const KIND: u8>(p: &Product<'_>, x: *const f32, stride: usize) {
@@ -29,10 +27,8 @@ pub(super) unsafe fn floats<S: Lanes, const KIND: u8>(p: &Product<'_>, x: *const
         let wide = S::REGISTERS == Registers::ThirtyTwo || S::REGISTERS == Registers::Sixteen && p.rows.len() == 1;
         let mut panel = p.panels.start;
         while panel < p.panels.end {
-            // One row reads short panels best as the one stream that they are: four streams end, and begin anew, too often. A small matrix
-            // lies in a cache, where only the chains of sums count.
-            let stream = p.rows.len() == 1 && p.panel_bytes < LONG && p.features / LANES * p.panel_bytes >= LARGE;
-            let four = wide && p.panels.end - panel >= 4 && !(stream && S::REGISTERS == Registers::ThirtyTwo);
+            // One row reads short panels best as the one stream that they are: four streams end, and begin anew, too often.
+            let four = wide && p.panels.end - panel >= 4 && !(p.streams() && p.panel_bytes < LONG);
             let most = match S::REGISTERS {
                 Registers::None => 1,
                 // Twelve sums, two weights and an activation fill sixteen registers; a mask besides would put a sum onto the stack.

@@ -1,15 +1,19 @@
 //! Matrix products over packed panels: `y[row][n] = sum over k of x[row][k] * w[n][k]`.
 //!
 //! A tile computes R rows by P panels with all its sums in registers, k ascending from start to end. Every sum is one chain of
-//! fused multiply-adds, whatever R and P are, which is what makes one row and many rows agree bit for bit. One row is bound by memory:
-//! four panels are in flight so that the chains overlap and four streams are read. Many rows are bound by arithmetic: the panels of a tile stay
-//! in the second cache while all rows pass over them.
+//! fused multiply-adds, whatever R and P are, which is what makes one row and many rows agree bit for bit. One row of a large matrix is bound by
+//! memory, which gives most to a single stream: one panel after the other, as long as its chain of sums keeps up. From a cache four panels are
+//! in flight, so that their chains overlap. Many rows are bound by arithmetic: the panels of a tile stay in the second cache while all rows pass
+//! over them.
 #![allow(unsafe_code)] // Raw loads and stores over shapes that `Table::matmul` has checked.
 
 use super::super::activations::Activations;
 use super::super::pack::{LANES, Layout};
 use super::lane::Lanes;
 use std::ops::Range;
+
+/// Bytes of a matrix from which on it comes from memory.
+const LARGE: usize = 256 << 10;
 
 /// A checked product: every pointer is good for what the ranges and strides reach.
 pub(super) struct Product<'a> {
@@ -30,9 +34,14 @@ pub(super) struct Product<'a> {
     pub y_stride: usize,
 }
 
-#[cfg(target_arch = "x86_64")]
 impl<'a> Product<'a> {
+    /// Whether it is one row of a matrix that comes from memory rather than from a cache of the core.
+    fn streams(&self) -> bool {
+        self.rows.len() == 1 && self.features / LANES * self.panel_bytes >= LARGE
+    }
+
     /// The same of some of its rows.
+    #[cfg(target_arch = "x86_64")]
     fn with_rows(&self, rows: Range<usize>) -> Product<'a> {
         Product { panels: self.panels.clone(), rows, ..*self }
     }

@@ -1,7 +1,8 @@
 //! Products of bfloat16 weights with activations rounded to bfloat16, by the dot instruction: two multiply-adds a lane at a time.
 //!
-//! Bound for many rows: the instruction's rate, twice that of f32 multiply-adds where this is used. Each sum is one chain over ascending pairs of
-//! k, whatever the tile.
+//! Bound for many rows: the instruction's rate, twice that of f32 multiply-adds where this is used. For one: bytes / read bandwidth; a panel alone,
+//! whose chain of sums takes a line every six cycles, keeps up with it, and is one stream. Each sum is one chain over ascending pairs of k,
+//! whatever the tile.
 #![allow(unsafe_code)] // Intrinsics, and raw loads over shapes that `Table::matmul` has checked.
 
 use super::super::avx512::Avx512;
@@ -26,7 +27,7 @@ unsafe fn matmul(p: &Product<'_>) {
     let Activations::Pairs { x, stride } = p.acts else { return };
     let mut panel = p.panels.start;
     while panel < p.panels.end {
-        let four = p.panels.end - panel >= 4;
+        let four = p.panels.end - panel >= 4 && !p.streams();
         let mut row = p.rows.start;
         while row < p.rows.end {
             let rows = tile_rows(p.rows.end - row, 6);
