@@ -11,13 +11,15 @@
 //! 11 GB/s where one stream came at 30, with and without prefetching; runs of 32 KiB at 22.)
 #![allow(unsafe_code)] // Reads pages through pointers that the caller vouches for.
 
-use super::attend_elements::{Brain, Element, Full, Half};
+use super::attend_ahead::{Ahead, Order};
+use super::attend_elements::{Brain, Full, Half};
 use super::attend_q8::Eight;
 use super::lane::{Lanes, Registers, Tile};
 use super::stretch::{self, SHORTEST, Total, stretch};
 use super::vector;
 use crate::backend::cpu::pack::LANES;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 /// Positions in a page.
 pub const PAGE: usize = 32;
@@ -27,8 +29,6 @@ pub const QUERIES: usize = 32;
 pub const VALUE_DIM: usize = 512;
 /// Positions that share a step of the running maximum; whole pages.
 pub(super) const BLOCK: usize = PAGE;
-/// Bytes ahead that memory is asked for.
-const AHEAD: usize = 4096;
 /// Elements of weighted values that are gathered at a time.
 const GATHERED: usize = 8 * VALUE_DIM;
 
@@ -113,6 +113,7 @@ pub(super) trait Store: Sized {
         a: &Attend<'_>,
         queries: &[Query],
         made: &Self::Queries,
+        ahead: &Ahead,
         first: usize,
         start: usize,
         seen: (usize, usize),
@@ -121,6 +122,7 @@ pub(super) trait Store: Sized {
     /// Adds the values of the block's positions that each query sees, times their weights (0 for others), to `R` rows of `y`.
     unsafe fn weigh<S: Lanes, const R: usize>(
         a: &Attend<'_>,
+        ahead: &Ahead,
         start: usize,
         sees: &[(usize, usize); R],
         weights: &[[f32; BLOCK]; R],
@@ -128,11 +130,13 @@ pub(super) trait Store: Sized {
     );
 }
 
-/// What a query has gathered: the maximum, the weights' sum, the weighted values.
+/// What queries have gathered: the weighted values, the maximum, the weights' sum. Rows of whole vectors lie in whole lines.
+#[repr(C, align(64))]
 struct State {
+    /// Those of the pass's queries are there, the rest is nothing.
+    values: [MaybeUninit<f32>; GATHERED],
     most: [f32; QUERIES],
     sum: [f32; QUERIES],
-    values: [f32; GATHERED],
 }
 
 /// Queries of `value_dim` elements whose values fit the scratch, in whole tiles where one fits.
@@ -167,7 +171,10 @@ impl<S: Lanes, T: Store> Tile for Pass<'_, S, T> {
     #[inline(always)]
     unsafe fn run(self) {
         let Pass { a, queries, .. } = self;
-        let mut state = State { most: [f32::NEG_INFINITY; QUERIES], sum: [0.0; QUERIES], values: [0.0; GATHERED] };
+        let mut state =
+            State { values: [const { MaybeUninit::uninit() }; GATHERED], most: [f32::NEG_INFINITY; QUERIES], sum: [0.0; QUERIES] };
+        state.values[..queries.len() * a.value_dim].fill(MaybeUninit::new(0.0));
+        let order = Order::new(a);
         let first = queries.iter().map(|q| q.first).min().unwrap_or(0);
         let last = queries.iter().map(|q| q.last).max().unwrap_or(0);
         let each = queries.len() / a.heads;
@@ -184,6 +191,7 @@ impl<S: Lanes, T: Store> Tile for Pass<'_, S, T> {
                     }
                 }
             }
+            let ahead = &order.ahead(a, start / PAGE, head);
             let a = &Attend { key_at: a.key_at + head * a.stride, value_at: a.value_at + head * a.stride, ..*a };
             let (mut r, end) = (head * each, (head + 1) * each);
             while r < end {
@@ -195,6 +203,7 @@ impl<S: Lanes, T: Store> Tile for Pass<'_, S, T> {
                                 a,
                                 queries: &queries[r..r + $R],
                                 made,
+                                ahead,
                                 r,
                                 state: &mut state,
                                 start,
@@ -236,7 +245,13 @@ impl State {
     /// Values of query `r`, `dim` of them.
     #[inline(always)]
     fn row(&self, r: usize, dim: usize) -> *const f32 {
-        self.values[r * dim..][..dim].as_ptr()
+        self.values[r * dim..][..dim].as_ptr().cast()
+    }
+
+    /// The same to be changed, and those of later queries behind them.
+    #[inline(always)]
+    fn row_mut(&mut self, r: usize, dim: usize) -> *mut f32 {
+        self.values[r * dim..].as_mut_ptr().cast()
     }
 
     /// Adds query `r`'s stretch to its earlier ones, whose values are in `y`, and begins the next.
@@ -249,7 +264,7 @@ impl State {
         (self.most[r], self.sum[r]) = (f32::NEG_INFINITY, 0.0);
         // SAFETY: the caller's promise.
         let total = unsafe { stretch::add::<S>(earlier, found, self.row(r, dim), y, dim) };
-        self.values[r * dim..][..dim].fill(0.0);
+        self.values[r * dim..][..dim].fill(MaybeUninit::new(0.0));
         total
     }
 }
@@ -274,6 +289,7 @@ struct BlockTile<'a, S, T: Store, const R: usize> {
     a: &'a Attend<'a>,
     queries: &'a [Query],
     made: &'a T::Queries,
+    ahead: &'a Ahead,
     /// Place of the first one in `state`.
     r: usize,
     state: &'a mut State,
@@ -284,7 +300,7 @@ struct BlockTile<'a, S, T: Store, const R: usize> {
 impl<S: Lanes, T: Store, const R: usize> Tile for BlockTile<'_, S, T, R> {
     #[inline(always)]
     unsafe fn run(self) {
-        let BlockTile { a, queries, made, r: first, state, start, .. } = self;
+        let BlockTile { a, queries, made, ahead, r: first, state, start, .. } = self;
         // What each query sees of the block; nothing is `lo == hi`.
         let mut sees = [(0, 0); R];
         for (sees, q) in sees.iter_mut().zip(queries) {
@@ -298,7 +314,7 @@ impl<S: Lanes, T: Store, const R: usize> Tile for BlockTile<'_, S, T, R> {
         }
         let mut weights = [[0.0f32; BLOCK]; R];
         // SAFETY: the pages from `low` to `high` exist; queries hold `key_dim` elements.
-        unsafe { T::scores::<S, R>(a, queries, made, first, start, (low, high), &mut weights) };
+        unsafe { T::scores::<S, R>(a, queries, made, ahead, first, start, (low, high), &mut weights) };
         let dim = a.value_dim;
         let mut falls = [f32::NEG_INFINITY; LANES];
         // SAFETY: whole vectors of weights, and of the rows of `dim` in `state`.
@@ -352,225 +368,17 @@ impl<S: Lanes, T: Store, const R: usize> Tile for BlockTile<'_, S, T, R> {
                 S::store(lanes.as_mut_ptr(), sums);
                 state.sum[first + r] = state.sum[first + r] * factors[r] + vector::tree(lanes);
                 if factors[r] != 1.0 {
-                    let values = &mut state.values[(first + r) * dim..][..dim];
-                    times::<S>(factors[r], values.as_ptr(), values.as_mut_ptr(), dim);
+                    let values = state.row_mut(first + r, dim);
+                    times::<S>(factors[r], values, values, dim);
                 }
             }
         }
         // SAFETY: positions that are seen have values; `state` holds `R` rows of `dim` from here on.
-        unsafe { T::weigh::<S, R>(a, start, &sees, &weights, state.values[first * dim..].as_mut_ptr()) };
-    }
-}
-
-impl<T: Element> Store for T {
-    type Queries = ();
-
-    #[inline(always)]
-    unsafe fn queries<S: Lanes>(_: &Attend<'_>, _: &[Query]) {}
-
-    #[inline(always)]
-    unsafe fn scores<S: Lanes, const R: usize>(
-        a: &Attend<'_>,
-        queries: &[Query],
-        _: &(),
-        _: usize,
-        start: usize,
-        (low, high): (usize, usize),
-        weights: &mut [[f32; BLOCK]; R],
-    ) {
-        let mut page = low / PAGE;
-        while page * PAGE < high {
-            let (pages, column) = (start / PAGE + page, page * PAGE);
-            // SAFETY: the caller's promise.
-            unsafe {
-                if !wide::<S>() {
-                    for run in 0..PAGE / LANES {
-                        let column = column + run * LANES;
-                        S::call(Scores::<S, T, R, 1> { a, queries, pages, run, column, weights, _types: PhantomData });
-                    }
-                    page += 1;
-                } else if (page + 1) * PAGE < high {
-                    S::call(Scores::<S, T, R, 4> { a, queries, pages, run: 0, column, weights, _types: PhantomData });
-                    page += 2;
-                } else {
-                    S::call(Scores::<S, T, R, 2> { a, queries, pages, run: 0, column, weights, _types: PhantomData });
-                    page += 1;
-                }
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn weigh<S: Lanes, const R: usize>(
-        a: &Attend<'_>,
-        start: usize,
-        sees: &[(usize, usize); R],
-        weights: &[[f32; BLOCK]; R],
-        y: *mut f32,
-    ) {
-        // What all see goes through the tile, the rest before and after it for each alone.
-        let joint = (sees.iter().map(|s| s.0).max().unwrap_or(0), sees.iter().map(|s| s.1).min().unwrap_or(0));
-        // SAFETY: the caller's promise.
-        unsafe {
-            let alone = |r: usize, lo: usize, hi: usize| {
-                if lo < hi {
-                    weigh::<S, T, 1>(a, start, lo, hi, &weights[r..], y.add(r * a.value_dim));
-                }
-            };
-            if joint.0 < joint.1 {
-                (0..R).for_each(|r| alone(r, sees[r].0, joint.0));
-                weigh::<S, T, R>(a, start, joint.0, joint.1, weights, y);
-                (0..R).for_each(|r| alone(r, joint.1, sees[r].1));
-            } else {
-                (0..R).for_each(|r| alone(r, sees[r].0, sees[r].1));
-            }
-        }
+        unsafe { T::weigh::<S, R>(a, ahead, start, &sees, &weights, state.row_mut(first, dim)) };
     }
 }
 
 /// Whether tiles of four registers by six queries fit the register file.
 pub(super) const fn wide<S: Lanes>() -> bool {
     S::REGISTERS.are(Registers::ThirtyTwo)
-}
-
-/// Products of `R` queries with the keys of `16 * P` positions.
-struct Scores<'a, S, T, const R: usize, const P: usize> {
-    a: &'a Attend<'a>,
-    queries: &'a [Query],
-    /// The first page.
-    pages: usize,
-    /// Its first run of 16 positions.
-    run: usize,
-    /// Where the first position stands among the weights.
-    column: usize,
-    weights: &'a mut [[f32; BLOCK]; R],
-    _types: PhantomData<(S, T)>,
-}
-
-impl<S: Lanes, T: Element, const R: usize, const P: usize> Tile for Scores<'_, S, T, R, P> {
-    #[inline(always)]
-    unsafe fn run(self) {
-        let Scores { a, queries, pages, run, column, weights, .. } = self;
-        // SAFETY: keys lie at `key_at`, two runs of `key_dim * 16` elements a page; queries hold `key_dim` elements.
-        unsafe {
-            let mut key = [(std::ptr::null::<u8>(), 0); P];
-            unroll!(j < P { key[j] = (a.pages[pages + j / 2].cast_const(), a.key_at + (run + j % 2) * a.key_dim * 16); });
-            let mut x = [std::ptr::null::<f32>(); R];
-            unroll!(r < R { x[r] = queries[r].q; });
-            let mut acc = [[S::splat(0.0); P]; R];
-            let mut k = [S::splat(0.0); P];
-            for d in 0..a.key_dim {
-                ask::<S, T>(a.pages[pages], a.key_at + (run * a.key_dim + d * P) * 16, 16 * P);
-                unroll!(j < P { k[j] = T::load::<S>(key[j].0, key[j].1 + d * 16); });
-                unroll!(r < R {
-                    let q = S::splat(*x[r].add(d));
-                    unroll!(j < P { acc[r][j] = S::fma(q, k[j], acc[r][j]); });
-                });
-            }
-            unroll!(r < R {
-                unroll!(j < P { S::store(weights[r].as_mut_ptr().add(column + 16 * j), acc[r][j]); });
-            });
-        }
-    }
-}
-
-/// Asks memory for what lies some way behind `n` elements from `at` on. Tiles read two runs of keys, or strips of values, side by side, which
-/// the hardware's prefetching takes for no stream at all; asked for in ascending order, in the midst of the arithmetic, pages are one. Pages
-/// that follow each other in a sequence mostly do so in memory; where they do not, a few lines are fetched in vain.
-#[inline(always)]
-unsafe fn ask<S: Lanes, T: Element>(page: *const u8, at: usize, n: usize) {
-    let line = page.wrapping_add(at * T::BYTES + AHEAD);
-    for byte in (0..n * T::BYTES).step_by(64) {
-        // SAFETY: a prefetch may name any address.
-        unsafe { S::prefetch(line.wrapping_add(byte)) };
-    }
-}
-
-/// Adds the values of positions `lo .. hi` of a block, times their weights, to `R` rows of `y`.
-///
-/// # Safety
-/// The positions' values exist, `weights` and `y` hold `R` rows.
-#[inline(always)]
-unsafe fn weigh<S: Lanes, T: Element, const R: usize>(
-    a: &Attend<'_>,
-    start: usize,
-    lo: usize,
-    hi: usize,
-    weights: &[[f32; BLOCK]],
-    y: *mut f32,
-) {
-    let dim = a.value_dim;
-    let mut d = 0;
-    // SAFETY: vectors stop at the last whole 16 elements of a row.
-    unsafe {
-        macro_rules! piece {
-            ($P:literal) => {{
-                S::call(Values::<S, T, R, $P> { a, start, lo, hi, weights, y, d, _types: PhantomData });
-                d += 16 * $P;
-            }};
-        }
-        while d + 64 <= dim && wide::<S>() {
-            piece!(4);
-        }
-        while d + 16 <= dim {
-            piece!(1);
-        }
-        while d < dim {
-            for r in 0..R {
-                let y = &mut *y.add(r * dim + d);
-                for i in lo..hi {
-                    let page = a.pages[(start + i) / PAGE];
-                    *y = vector::fma::<S>(weights[r][i], T::one(page, a.value_at + i % PAGE * dim + d), *y);
-                }
-            }
-            d += 1;
-        }
-    }
-}
-
-/// `16 * P` elements, from `d` on, of `R` weighted sums.
-struct Values<'a, S, T, const R: usize, const P: usize> {
-    a: &'a Attend<'a>,
-    start: usize,
-    lo: usize,
-    hi: usize,
-    weights: &'a [[f32; BLOCK]],
-    y: *mut f32,
-    d: usize,
-    _types: PhantomData<(S, T)>,
-}
-
-impl<S: Lanes, T: Element, const R: usize, const P: usize> Tile for Values<'_, S, T, R, P> {
-    #[inline(always)]
-    unsafe fn run(self) {
-        let Values { a, start, lo, hi, weights, y, d, .. } = self;
-        let dim = a.value_dim;
-        // SAFETY: values lie at `value_at`, rows of `value_dim`; the positions are seen, `weights` and `y` hold `R` rows.
-        unsafe {
-            let mut acc = [[S::splat(0.0); P]; R];
-            unroll!(r < R {
-                unroll!(j < P { acc[r][j] = S::load(y.add(r * dim + d + 16 * j)); });
-            });
-            let w = weights.as_ptr().cast::<f32>();
-            let mut x = [S::splat(0.0); P];
-            let mut i = lo;
-            while i < hi {
-                let page = a.pages[(start + i) / PAGE].cast_const();
-                let end = hi.min(i / PAGE * PAGE + PAGE);
-                while i < end {
-                    let row = a.value_at + i % PAGE * dim + d;
-                    ask::<S, T>(page, a.value_at + d * PAGE + i % PAGE * 16 * P, 16 * P);
-                    unroll!(j < P { x[j] = T::load::<S>(page, row + 16 * j); });
-                    unroll!(r < R {
-                        let w = S::splat(*w.add(r * BLOCK + i));
-                        unroll!(j < P { acc[r][j] = S::fma(w, x[j], acc[r][j]); });
-                    });
-                    i += 1;
-                }
-            }
-            unroll!(r < R {
-                unroll!(j < P { S::store(y.add(r * dim + d + 16 * j), acc[r][j]); });
-            });
-        }
-    }
 }

@@ -12,6 +12,7 @@
 #![allow(unsafe_code)] // Reads and writes pages through pointers that the caller vouches for.
 
 use super::attend::{Attend, BLOCK, PAGE, QUERIES, Query, Store, wide};
+use super::attend_ahead::Ahead;
 use super::lane::{Lanes, Tile};
 use super::quantize::{self, Split, TINY, nearest};
 use super::table::Table;
@@ -204,6 +205,7 @@ impl Store for Eight {
         a: &Attend<'_>,
         _: &[Query],
         made: &Rounded,
+        _: &Ahead,
         first: usize,
         start: usize,
         _: (usize, usize),
@@ -217,6 +219,7 @@ impl Store for Eight {
     #[inline(always)]
     unsafe fn weigh<S: Lanes, const R: usize>(
         a: &Attend<'_>,
+        _: &Ahead,
         start: usize,
         sees: &[(usize, usize); R],
         weights: &[[f32; BLOCK]; R],
@@ -271,8 +274,7 @@ impl<S: Lanes, const R: usize, const P: usize> Tile for Scores<'_, S, R, P> {
                     let mut k = [S::load_weights(line); P];
                     unroll!(j < P { k[j] = S::load_weights(line.add(j * LINE)); });
                     unroll!(r < R {
-                        let q = x[r].codes.as_ptr().add(group * GROUP).cast::<i32>().read_unaligned();
-                        unroll!(j < P { sums[r][j] = S::dot(sums[r][j], k[j], q); });
+                        unroll!(j < P { sums[r][j] = S::dot_from(sums[r][j], k[j], x[r].codes.as_ptr(), group); });
                     });
                 }
                 let mut scale = [S::splat(0.0); P];

@@ -7,6 +7,7 @@ use super::lane::{Lanes, Registers, Tile};
 use super::quantize::{self, MOST, Split, TINY};
 use super::vector;
 use crate::backend::cpu::activations::{Q8_BLOCK, Q8Block};
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// AVX-512 F, BW, VL, DQ and VNNI.
@@ -63,6 +64,22 @@ impl Lanes for Avx512 {
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
         // SAFETY: see above.
         unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn fma_from(p: *const f32, at: usize, x: Self::F, c: Self::F) -> Self::F {
+        // The compiler makes one register of the number for several uses.
+        #[target_feature(enable = "avx512f")]
+        #[inline]
+        unsafe fn inside(p: *const f32, at: usize, x: __m512, mut c: __m512) -> __m512 {
+            // SAFETY: reads `p[at]`, which the caller promises.
+            unsafe {
+                asm!("vfmadd231ps {c}, {x}, dword ptr [{p} + 4*{at}]{{1to16}}", c = inout(zmm_reg) c, x = in(zmm_reg) x, p = in(reg) p,
+                    at = in(reg) at, options(pure, readonly, nostack, preserves_flags));
+            }
+            c
+        }
+        // SAFETY: see above.
+        unsafe { inside(p, at, x, c) }
     }
     #[inline(always)]
     unsafe fn fnma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
@@ -188,6 +205,21 @@ impl Lanes for Avx512 {
         unsafe { _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x)) }
     }
     #[inline(always)]
+    unsafe fn dot_from(acc: Self::I, w: Self::W, p: *const i8, at: usize) -> Self::I {
+        #[target_feature(enable = "avx512f,avx512vnni")]
+        #[inline]
+        unsafe fn inside(mut acc: __m512i, w: __m512i, p: *const i8, at: usize) -> __m512i {
+            // SAFETY: reads four bytes, which the caller promises.
+            unsafe {
+                asm!("vpdpbusd {acc}, {w}, dword ptr [{p} + 4*{at}]{{1to16}}", acc = inout(zmm_reg) acc, w = in(zmm_reg) w, p = in(reg) p,
+                    at = in(reg) at, options(pure, readonly, nostack, preserves_flags));
+            }
+            acc
+        }
+        // SAFETY: see above.
+        unsafe { inside(acc, w, p, at) }
+    }
+    #[inline(always)]
     unsafe fn dot_nibbles(acc: Self::I, codes: Self::N, x: i32) -> Self::I {
         // SAFETY: see above.
         unsafe { Self::dot(acc, codes, x) }
@@ -228,5 +260,10 @@ impl Lanes for Avx512 {
     unsafe fn prefetch(p: *const u8) {
         // SAFETY: a prefetch may name any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch_second(p: *const u8) {
+        // SAFETY: a prefetch may name any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 }

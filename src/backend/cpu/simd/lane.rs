@@ -43,6 +43,12 @@ pub(super) trait Lanes {
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `p[at] * x + c`. Where an instruction takes the number from memory to all lanes itself, that is free, and a register full of it is not.
+    #[inline(always)]
+    unsafe fn fma_from(p: *const f32, at: usize, x: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: the caller's promise.
+        unsafe { Self::fma(Self::splat(*p.add(at)), x, c) }
+    }
     /// `c - a * b`
     unsafe fn fnma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// Low halves of 16 32-bit words as bfloat16.
@@ -123,6 +129,12 @@ pub(super) trait Lanes {
     unsafe fn look_up(table: Self::T, codes: Self::N) -> Self::W;
     /// `acc[lane] += sum of w[lane][i] * x[i]` over the four signed bytes of `x`.
     unsafe fn dot(acc: Self::I, w: Self::W, x: i32) -> Self::I;
+    /// The same with the four bytes `at` words behind `p`, from memory as in [`Lanes::fma_from`].
+    #[inline(always)]
+    unsafe fn dot_from(acc: Self::I, w: Self::W, p: *const i8, at: usize) -> Self::I {
+        // SAFETY: the caller's promise.
+        unsafe { Self::dot(acc, w, p.add(4 * at).cast::<i32>().read_unaligned()) }
+    }
     /// The same for codes 0..=15.
     unsafe fn dot_nibbles(acc: Self::I, codes: Self::N, x: i32) -> Self::I;
     /// 64 signed bytes.
@@ -130,6 +142,8 @@ pub(super) trait Lanes {
     /// `acc[lane] += sum of codes[lane][i] * x[i]` over the four bytes of `x`, which are 0..=127.
     unsafe fn dot_signed(acc: Self::I, codes: Self::N, x: i32) -> Self::I;
     unsafe fn prefetch(p: *const u8);
+    /// Into the second cache.
+    unsafe fn prefetch_second(p: *const u8);
 }
 
 /// A piece of work made of lane methods. Each becomes one function, so that its sums are all there is to allocate registers for.

@@ -8,6 +8,7 @@
 #[macro_use]
 mod unroll;
 pub mod attend;
+mod attend_ahead;
 mod attend_elements;
 pub mod attend_q8;
 #[cfg(target_arch = "x86_64")]

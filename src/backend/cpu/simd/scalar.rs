@@ -146,4 +146,6 @@ impl Lanes for Scalar {
     }
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
+    #[inline(always)]
+    unsafe fn prefetch_second(_: *const u8) {}
 }
