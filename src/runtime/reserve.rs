@@ -12,11 +12,6 @@ use std::alloc::Layout;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
-/// Bytes set aside where the system allows; less, down to `LEAST`, where it does not.
-const MOST: usize = 1 << 30;
-const LEAST: usize = 16 << 20;
-/// The reserve takes no more than this part of a limit on address space.
-const SHARE: usize = 16;
 /// The start of a mapping is a multiple of this and perhaps of no more.
 const PAGE: usize = 4096;
 /// Sizes are 2^4 to 2^30.
@@ -51,6 +46,11 @@ pub(super) fn prepare() {
 
 #[cfg(all(unix, feature = "reserve"))]
 fn map() -> Option<(usize, usize)> {
+    /// Bytes set aside where the system allows; less, down to `LEAST`, where it does not.
+    const MOST: usize = 1 << 30;
+    const LEAST: usize = 16 << 20;
+    /// The reserve takes no more than this part of a limit on address space.
+    const SHARE: usize = 16;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit is written to a place of its type.
     let limited = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } == 0 && limit.rlim_cur != libc::RLIM_INFINITY;
