@@ -21,8 +21,8 @@ pub(super) struct Order {
     heads: usize,
     /// From a head's keys to its values.
     values: usize,
-    /// Whole pages and bytes of one that both requests lie ahead; none for queries of several positions, which find most in a cache.
-    ahead: Option<[(usize, usize); 2]>,
+    /// Whole pages and bytes of one that both requests lie ahead.
+    ahead: [(usize, usize); 2],
 }
 
 /// Addresses to ask for at a head's first key and at its first value, or null.
@@ -38,9 +38,7 @@ impl Order {
         let heads = a.heads * a.stride * bytes;
         let split = |ahead: usize| (ahead.checked_div(heads).unwrap_or(0), ahead.checked_rem(heads).unwrap_or(ahead));
         let values = a.value_at.saturating_sub(a.key_at) * bytes;
-        let one = a.queries.iter().all(|q| q.last == a.queries[0].last);
-        let ahead = one.then(|| [split(2 * AHEAD), split(AHEAD)]);
-        Order { first: a.key_at * bytes, head: a.stride * bytes, heads, values, ahead }
+        Order { first: a.key_at * bytes, head: a.stride * bytes, heads, values, ahead: [split(2 * AHEAD), split(AHEAD)] }
     }
 
     /// For head `head` of the call, at page number `page`. Behind the last page there is nothing to ask for.
@@ -53,7 +51,7 @@ impl Order {
             }
             a.pages.get(page + pages).map_or(std::ptr::null(), |page| page.cast_const().wrapping_add(self.first + at))
         };
-        let both = |within: usize| self.ahead.map_or([std::ptr::null(); 2], |both| both.map(|ahead| place(ahead, within)));
+        let both = |within: usize| self.ahead.map(|ahead| place(ahead, within));
         Ahead { keys: both(0), values: both(self.values) }
     }
 }
