@@ -19,34 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use support::copies::Copy;
 use support::golden::Golden;
-use support::{Scratch, fixtures, is_child};
-
-const VOCAB: usize = 48;
-
-/// Keys and values only, experts, and each kind of recurrent state.
-fn models() -> Vec<(&'static str, Value)> {
-    let base = |model_type: &str, more: Value| {
-        let mut c = json!({
-            "model_type": model_type, "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 1024, "rope_theta": 10000.0,
-        });
-        c.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        c
-    };
-    let moe =
-        json!({"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": true, "decoder_sparse_step": 1});
-    let conv = json!({"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_auto_adjust_ff_dim": false});
-    let delta = json!({"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1, "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16, "linear_value_head_dim": 32});
-    let mamba = json!({"hybrid_override_pattern": "M*", "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16});
-    vec![
-        ("llama", base("llama", json!({}))),
-        ("qwen3_moe", base("qwen3_moe", moe)),
-        ("lfm2", base("lfm2", conv)),
-        ("qwen3_5", base("qwen3_5", delta)),
-        ("nemotron_h", base("nemotron_h", mamba)),
-    ]
-}
+use support::{Scratch, fixtures, is_child, models};
 
 fn options(device: usize, deterministic: bool) -> LoadOptions {
     LoadOptions { compute: Some(Compute::F32), threads: 1, device, deterministic, ..LoadOptions::default() }
@@ -222,7 +195,7 @@ fn walk(engine: &Arc<Engine>, name: &str) {
 
 #[test]
 fn many_steps_on_the_processor() {
-    for (name, config) in models() {
+    for (name, config) in models::wide() {
         walk(&load(&config, 0, false), name);
     }
 }
@@ -232,7 +205,7 @@ fn many_steps_on_a_device() {
     if !on_device("many_steps_on_a_device") {
         return;
     }
-    for (name, config) in models().into_iter().filter(|(name, _)| *name != "qwen3_moe") {
+    for (name, config) in models::wide().into_iter().filter(|(name, _)| *name != "qwen3_moe") {
         let before = behind();
         walk(&load(&config, 1, name == "qwen3_5"), name);
         // In the first calls alone, all steps but the first of each call.
@@ -259,7 +232,7 @@ fn pages_and_graphs_end_on_the_way() {
     if !on_device("pages_and_graphs_end_on_the_way") {
         return;
     }
-    let (_, config) = models().swap_remove(0);
+    let (_, config) = models::wide().swap_remove(0);
     let engine = load(&config, 1, false);
     for (count, len, steps) in [(1, 440, 80), (3, 509, 6)] {
         let mut twins = Twins::new(&engine, count, len, 1000, |_| chooser(&[], true));
@@ -273,7 +246,7 @@ fn an_end_or_a_full_context_in_the_middle() {
     if !on_device("an_end_or_a_full_context_in_the_middle") {
         return;
     }
-    for (name, mut config) in models().into_iter().step_by(3) {
+    for (name, mut config) in models::wide().into_iter().step_by(3) {
         // What is produced, to make a token of it the end.
         let mut free = Twins::new(&load(&config, 1, false), 2, 11, 1000, |_| chooser(&[], true));
         free.decode(20, name);
@@ -312,7 +285,7 @@ fn choosers_of_all_kinds() {
     if !on_device("choosers_of_all_kinds") {
         return;
     }
-    let (_, config) = models().swap_remove(3);
+    let (_, config) = models::wide().swap_remove(3);
     let engine = load(&config, 1, false);
     let before = behind();
     let recipes: [&[Stage]; 4] =
@@ -378,7 +351,7 @@ fn a_cancel_from_another_thread() {
     if !on_device("a_cancel_from_another_thread") {
         return;
     }
-    for (name, config) in models().into_iter().step_by(4) {
+    for (name, config) in models::wide().into_iter().step_by(4) {
         let engine = load(&config, 1, false);
         let mut some = 0;
         for wait in [0, 60, 200] {
@@ -528,7 +501,7 @@ fn two_threads_and_bounded_steps_beside() {
     if !on_device("two_threads_and_bounded_steps_beside") {
         return;
     }
-    let (_, config) = models().swap_remove(0);
+    let (_, config) = models::wide().swap_remove(0);
     let engine = load(&config, 1, true);
     let wanted = |len: usize| {
         let mut twins = Twins::new(&engine, 1, len, 1000, |_| chooser(&[], true));

@@ -10,34 +10,11 @@ use metrale::error::Kind;
 use metrale::options::{Compute, LoadOptions, Synthetic};
 use metrale::sampling::Sampler;
 use metrale::tensor::DType;
-use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Random, Scratch};
-
-/// Small models: keys and values only, and one for each kind of recurrent state.
-fn made_up() -> Vec<(&'static str, Value)> {
-    let base = |model_type: &str, more: Value| {
-        let mut c = json!({
-            "model_type": model_type, "vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 1024, "rope_theta": 10000.0,
-        });
-        c.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        c
-    };
-    let conv = json!({"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_auto_adjust_ff_dim": false});
-    let delta = json!({"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1, "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16, "linear_value_head_dim": 24});
-    let mamba = json!({"hybrid_override_pattern": "M*", "mamba_num_heads": 4, "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 16});
-    vec![
-        ("llama", base("llama", json!({}))),
-        ("lfm2", base("lfm2", conv)),
-        ("qwen3_5", base("qwen3_5", delta)),
-        ("nemotron_h", base("nemotron_h", mamba)),
-    ]
-}
+use support::{Random, Scratch, models};
 
 fn load(path: &Path, synthetic: bool, prefix_bytes: u64) -> Arc<Engine> {
     let synthetic = synthetic.then_some(Synthetic { dtype: DType::BF16, seed: 7 });
@@ -193,7 +170,7 @@ fn folders() -> Vec<PathBuf> {
 #[test]
 fn what_is_taken_up_has_the_bits_of_a_fresh_run() {
     let mut engines: Vec<(String, PathBuf, bool, Option<Scratch>)> = Vec::new();
-    for (name, config) in made_up() {
+    for (name, config) in models::narrow() {
         let folder = Scratch::new(&format!("prefix-{name}"));
         folder.file("config.json", config.to_string());
         engines.push((name.to_string(), folder.path().to_path_buf(), true, Some(folder)));
@@ -231,7 +208,7 @@ fn what_is_taken_up_has_the_bits_of_a_fresh_run() {
 /// The place where prompts part is kept for models that need a state there, so that the third prompt takes it up.
 #[test]
 fn recurrent_models_find_the_place_where_prompts_part() {
-    for (name, config) in made_up() {
+    for (name, config) in models::narrow() {
         let folder = Scratch::new(&format!("prefix-part-{name}"));
         folder.file("config.json", config.to_string());
         let engine = load(folder.path(), true, 1 << 24);
@@ -261,7 +238,7 @@ fn recurrent_models_find_the_place_where_prompts_part() {
 /// Only states that follow from their tokens alone are for others.
 #[test]
 fn what_came_about_otherwise_is_not_kept() {
-    let (name, config) = made_up().remove(0);
+    let (name, config) = models::narrow().remove(0);
     let folder = Scratch::new(&format!("prefix-otherwise-{name}"));
     folder.file("config.json", config.to_string());
     let (engine, plain) = (load(folder.path(), true, 1 << 24), load(folder.path(), true, 0));
@@ -303,7 +280,7 @@ fn what_came_about_otherwise_is_not_kept() {
 /// Sequences of several threads fill and drain one tree.
 #[test]
 fn threads_share_a_tree() {
-    for (name, config) in made_up() {
+    for (name, config) in models::narrow() {
         let folder = Scratch::new(&format!("prefix-threads-{name}"));
         folder.file("config.json", config.to_string());
         let engine = load(folder.path(), true, 40_000);
@@ -335,7 +312,7 @@ fn threads_share_a_tree() {
 /// A prompt that is cancelled leaves its sequence as before, what it had taken up included.
 #[test]
 fn a_failed_prompt_gives_back_what_it_took_up() {
-    for (name, config) in made_up() {
+    for (name, config) in models::narrow() {
         let folder = Scratch::new(&format!("prefix-fail-{name}"));
         folder.file("config.json", config.to_string());
         let engine = load(folder.path(), true, 1 << 24);

@@ -9,43 +9,11 @@ use metrale::engine::{self, Engine, Mark, Sequence, SequenceOptions, Snapshot, f
 use metrale::error::Kind;
 use metrale::options::{Compute, LoadOptions, Synthetic};
 use metrale::tensor::DType;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::Arc;
-use support::{Random, Scratch};
-
-const VOCAB: usize = 48;
-
-/// Small models: keys and values only, and one for each kind of recurrent state.
-fn models() -> Vec<(&'static str, Value)> {
-    let base = |model_type: &str, more: Value| {
-        let mut c = json!({
-            "model_type": model_type, "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 1024, "rope_theta": 10000.0,
-        });
-        c.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        c
-    };
-    vec![
-        ("llama", base("llama", json!({}))),
-        ("lfm2", base("lfm2", json!({"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_auto_adjust_ff_dim": false}))),
-        (
-            "qwen3_5",
-            base(
-                "qwen3_5",
-                json!({"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1, "linear_num_value_heads": 2,
-                    "linear_key_head_dim": 16, "linear_value_head_dim": 24}),
-            ),
-        ),
-        (
-            "nemotron_h",
-            base(
-                "nemotron_h",
-                json!({"hybrid_override_pattern": "M*", "mamba_num_heads": 4, "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 16}),
-            ),
-        ),
-    ]
-}
+use support::models::VOCAB;
+use support::{Random, Scratch, models};
 
 fn load(name: &str, config: &Value) -> Arc<Engine> {
     let folder = Scratch::new(&format!("state-{name}"));
@@ -128,7 +96,7 @@ fn tokens(random: &mut Random, n: usize) -> Vec<i32> {
 #[test]
 fn walks_agree_with_fresh_runs() {
     let mut engines: Vec<(String, Arc<Engine>)> = Vec::new();
-    for (name, config) in models() {
+    for (name, config) in models::narrow() {
         let engine = load(name, &config);
         assert_eq!(engine.is_recurrent(), name != "llama", "{name}");
         engines.push((name.to_string(), engine));
@@ -144,7 +112,7 @@ fn walks_agree_with_fresh_runs() {
     }
     for (name, engine) in engines {
         let recurrent = engine.is_recurrent();
-        let steps = if models().iter().any(|m| m.0 == name) { 150 } else { 40 };
+        let steps = if models::narrow().iter().any(|m| m.0 == name) { 150 } else { 40 };
         let mut fresh = Fresh { engine: Arc::clone(&engine), rows: HashMap::new() };
         let mut random = Random(0x5eed + name.len() as u64);
         let mut walkers = vec![Walker::new(empty(&engine), Vec::new())];
@@ -253,7 +221,7 @@ fn walks_agree_with_fresh_runs() {
 
 #[test]
 fn a_prompt_of_several_slices_is_one_state() {
-    for (name, config) in models() {
+    for (name, config) in models::narrow() {
         let engine = load(name, &config);
         let prompt = tokens(&mut Random(11), 590);
         let mut whole = empty(&engine);
@@ -277,8 +245,8 @@ fn a_prompt_of_several_slices_is_one_state() {
 
 #[test]
 fn marks_of_other_sequences_and_models_are_refused() {
-    let engine = load("lfm2", &models()[1].1);
-    let other = load("llama-2", &models()[0].1);
+    let engine = load("lfm2", &models::narrow()[1].1);
+    let other = load("llama-2", &models::narrow()[0].1);
     let (mut a, mut b) = (empty(&engine), empty(&engine));
     a.prefill(&[1, 2, 3]).unwrap();
     b.prefill(&[1, 2, 3]).unwrap();
@@ -300,7 +268,7 @@ fn marks_of_other_sequences_and_models_are_refused() {
 
 #[test]
 fn broken_snapshots_are_errors() {
-    for (name, config) in models() {
+    for (name, config) in models::narrow() {
         let engine = load(&format!("{name}-bytes"), &config);
         let mut sequence = empty(&engine);
         sequence.prefill(&tokens(&mut Random(3), 40)).unwrap();
@@ -340,7 +308,7 @@ fn forged_snapshots_do_no_harm() {
         let sum = words.chain(rest).fold(0xcbf2_9ce4_8422_2325u64, |sum, w| (sum ^ w).wrapping_mul(0x0100_0000_01b3).rotate_left(23));
         [body, &sum.to_le_bytes()].concat()
     };
-    for (name, config) in models() {
+    for (name, config) in models::narrow() {
         let engine = load(&format!("{name}-forged"), &config);
         let mut sequence = empty(&engine);
         sequence.prefill(&tokens(&mut Random(3), 40)).unwrap();
@@ -379,7 +347,7 @@ fn forged_snapshots_do_no_harm() {
 
 #[test]
 fn plans_count_recurrent_state() {
-    for (name, config) in models() {
+    for (name, config) in models::narrow() {
         let folder = Scratch::new(&format!("state-plan-{name}"));
         folder.file("config.json", config.to_string());
         let synthetic = Some(Synthetic { dtype: DType::BF16, seed: 7 });

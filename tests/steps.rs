@@ -10,38 +10,12 @@ use metrale::error::Kind;
 use metrale::options::{Compute, LoadOptions, Synthetic};
 use metrale::sampling::{Sampler, Stage};
 use metrale::tensor::DType;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use support::{Random, Scratch};
-
-const VOCAB: usize = 48;
-
-/// Keys and values only, experts, and each kind of recurrent state.
-fn models() -> Vec<(&'static str, Value)> {
-    let base = |model_type: &str, more: Value| {
-        let mut c = json!({
-            "model_type": model_type, "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 1024, "rope_theta": 10000.0,
-        });
-        c.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        c
-    };
-    let moe =
-        json!({"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": true, "decoder_sparse_step": 1});
-    let conv = json!({"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_auto_adjust_ff_dim": false});
-    let delta = json!({"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1, "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16, "linear_value_head_dim": 32});
-    let mamba = json!({"hybrid_override_pattern": "M*", "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16});
-    vec![
-        ("llama", base("llama", json!({}))),
-        ("qwen3_moe", base("qwen3_moe", moe)),
-        ("lfm2", base("lfm2", conv)),
-        ("qwen3_5", base("qwen3_5", delta)),
-        ("nemotron_h", base("nemotron_h", mamba)),
-    ]
-}
+use support::models::VOCAB;
+use support::{Random, Scratch, models};
 
 fn load(name: &str, config: &Value, threads: usize) -> Arc<Engine> {
     let folder = Scratch::new(&format!("steps-{name}-{threads}-{:?}", std::thread::current().id()));
@@ -119,7 +93,7 @@ fn budget(random: &mut Random) -> Option<Duration> {
 
 #[test]
 fn steps_give_the_bits_of_blocking_calls_however_they_are_cut() {
-    for (name, config) in models() {
+    for (name, config) in models::wide() {
         for threads in [1, 2] {
             let engine = load(name, &config, threads);
             let mut random = Random(0xfeed + threads as u64);
@@ -193,7 +167,7 @@ fn steps_give_the_bits_of_blocking_calls_however_they_are_cut() {
 /// Whatever arrives first, the cancel or the end: the sequence is as before, or holds all of it.
 #[test]
 fn a_cancelled_call_changes_nothing() {
-    for (name, config) in models() {
+    for (name, config) in models::wide() {
         let engine = load(name, &config, 2);
         let mut random = Random(3);
         let mut pair = Pair::new(&engine, 1);
@@ -249,7 +223,7 @@ fn a_cancelled_call_changes_nothing() {
 
 #[test]
 fn a_cancel_drops_what_waits_and_touches_nothing_else() {
-    let (name, config) = models().swap_remove(0);
+    let (name, config) = models::wide().swap_remove(0);
     let engine = load(name, &config, 1);
     let mut random = Random(5);
     let mut pairs: Vec<Pair> = (0..2).map(|i| Pair::new(&engine, i)).collect();
@@ -286,7 +260,7 @@ fn a_cancel_drops_what_waits_and_touches_nothing_else() {
 
 #[test]
 fn what_cannot_be_read_is_refused_when_it_is_fed() {
-    let (name, config) = models().swap_remove(0);
+    let (name, config) = models::wide().swap_remove(0);
     let engine = load(name, &config, 1);
     let mut sequence = Sequence::new(&engine, &SequenceOptions { context: 10 }).unwrap();
     assert_eq!(sequence.feed(&[1, VOCAB as i32]).unwrap_err().kind(), Kind::InvalidToken);
@@ -305,7 +279,7 @@ fn what_cannot_be_read_is_refused_when_it_is_fed() {
 /// Blocking calls on other sequences, from another thread, while a slice is under way.
 #[test]
 fn blocking_calls_run_beside_steps() {
-    let (name, config) = models().swap_remove(1);
+    let (name, config) = models::wide().swap_remove(1);
     let engine = load(name, &config, 2);
     let mut random = Random(9);
     let prompt = tokens(&mut random, 300);

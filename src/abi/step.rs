@@ -5,12 +5,11 @@ use std::time::Duration;
 use super::guard::{guard, guard_status};
 use super::handle;
 use super::pointer;
-use super::sequence::SequenceState;
 use super::small::Small;
 use super::status::{self, METRALE_AGAIN, METRALE_CANCELLED, METRALE_DONE, METRALE_OK, metrale_status};
 use super::types::{metrale_error, metrale_model, metrale_seq, metrale_step_result, metrale_token};
 use super::versioned;
-use super::work::{at, short, twice};
+use super::work::{at, together};
 use crate::engine::{self, StepState, Stepped};
 
 /// Puts `count` tokens at the end of the sequence's queue, which `metrale_step` reads. Nothing is computed yet, and other
@@ -67,32 +66,23 @@ pub extern "C" fn metrale_step(
         if count == 0 {
             return Ok(METRALE_OK);
         }
-        let objects = Small::collect(count, "batch", |i| handle::get(handles[i]).map_err(|e| at(e, i)))?;
-        let mut states = Small::collect(count, "batch", |i| objects[i].exclusive().map_err(|e| at(twice(e, &objects, i), i)))?;
-        let mut parts = states.iter_mut().map(|state| {
-            let SequenceState { sequence, chooser, .. } = &mut **state;
-            (Some(sequence), Some(chooser))
-        });
-        let mut parts = Small::collect(count, "batch", |_| parts.next().ok_or_else(short))?;
-        let mut sequences = parts.iter_mut().map(|part| part.0.take());
-        let mut sequences = Small::collect(count, "batch", |_| sequences.next().flatten().ok_or_else(short))?;
-        let mut choosers = parts.iter_mut().map(|part| part.1.take());
-        let mut choosers = Small::collect(count, "batch", |_| choosers.next().flatten().ok_or_else(short))?;
-        let mut stepped = Small::collect(count, "batch", |_| Ok(Stepped::default()))?;
-        let budget = (budget_ns != 0).then(|| Duration::from_nanos(budget_ns));
-        engine::step(&mut sequences, &mut choosers, budget, &mut stepped)?;
-        out.set_with(|i| metrale_step_result {
-            struct_size: size_of::<metrale_step_result>(),
-            status: code(&stepped[i]),
-            token: stepped[i].token.unwrap_or(-1),
-            read: stepped[i].read as u64,
-            queued: sequences[i].queued() as u64,
-        });
-        let mut codes = stepped.iter().map(code);
-        if codes.clone().any(|code| code == METRALE_AGAIN) {
-            return Ok(METRALE_AGAIN);
-        }
-        Ok(if codes.all(|code| code == METRALE_DONE) { METRALE_DONE } else { METRALE_OK })
+        together(handles, |sequences, choosers| {
+            let mut stepped = Small::collect(count, "batch", |_| Ok(Stepped::default()))?;
+            let budget = (budget_ns != 0).then(|| Duration::from_nanos(budget_ns));
+            engine::step(sequences, choosers, budget, &mut stepped)?;
+            out.set_with(|i| metrale_step_result {
+                struct_size: size_of::<metrale_step_result>(),
+                status: code(&stepped[i]),
+                token: stepped[i].token.unwrap_or(-1),
+                read: stepped[i].read as u64,
+                queued: sequences[i].queued() as u64,
+            });
+            let mut codes = stepped.iter().map(code);
+            if codes.clone().any(|code| code == METRALE_AGAIN) {
+                return Ok(METRALE_AGAIN);
+            }
+            Ok(if codes.all(|code| code == METRALE_DONE) { METRALE_DONE } else { METRALE_OK })
+        })
     })
 }
 

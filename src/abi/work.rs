@@ -9,8 +9,8 @@ use super::sequence::{SequenceObject, SequenceState};
 use super::small::Small;
 use super::status::{METRALE_DONE, METRALE_OK, metrale_status};
 use super::types::{metrale_error, metrale_seq, metrale_token};
-use crate::engine;
-use crate::error::{Error, Kind};
+use crate::engine::{self, Chooser, Sequence};
+use crate::error::{Error, Kind, Result};
 
 /// Appends `count` tokens to the sequence and computes what may follow them. Blocks until all are done; may be called
 /// again to append more. No token is no change. On error the sequence is as before.
@@ -62,20 +62,12 @@ pub extern "C" fn metrale_decode_step(
         if count == 0 {
             return Ok(METRALE_OK);
         }
-        let objects = Small::collect(count, "batch", |i| handle::get(handles[i]).map_err(|e| at(e, i)))?;
-        let mut states = Small::collect(count, "batch", |i| objects[i].exclusive().map_err(|e| at(twice(e, &objects, i), i)))?;
-        let mut parts = states.iter_mut().map(|state| {
-            let SequenceState { sequence, chooser, .. } = &mut **state;
-            (Some(sequence), chooser)
-        });
-        let mut parts = Small::collect(count, "batch", |_| parts.next().ok_or_else(short))?;
-        let mut sequences = Small::collect(count, "batch", |i| parts[i].0.take().ok_or_else(short))?;
-        let mut choosers = parts.iter_mut().map(|part| &mut *part.1);
-        let mut choosers = Small::collect(count, "batch", |_| choosers.next().ok_or_else(short))?;
-        let mut tokens = Small::collect(count, "batch", |_| Ok(-1))?;
-        let done = engine::decode_step(&mut sequences, &mut choosers, &mut tokens)?;
-        out.set(&tokens);
-        Ok(if done { METRALE_DONE } else { METRALE_OK })
+        together(handles, |sequences, choosers| {
+            let mut tokens = Small::collect(count, "batch", |_| Ok(-1))?;
+            let done = engine::decode_step(sequences, choosers, &mut tokens)?;
+            out.set(&tokens);
+            Ok(if done { METRALE_DONE } else { METRALE_OK })
+        })
     })
 }
 
@@ -111,31 +103,41 @@ pub extern "C" fn metrale_decode(
             out_steps.set(0);
             return Ok(METRALE_OK);
         }
-        let objects = Small::collect(count, "batch", |i| handle::get(handles[i]).map_err(|e| at(e, i)))?;
-        let mut states = Small::collect(count, "batch", |i| objects[i].exclusive().map_err(|e| at(twice(e, &objects, i), i)))?;
-        // One more than fit shows that they are full, as it would step by step; more are not needed however many are asked for.
-        let room = states.iter().map(|state| state.sequence.capacity() - state.sequence.len()).min().unwrap_or(0);
-        let steps = steps.min(room.saturating_add(1));
-        let mut parts = states.iter_mut().map(|state| {
-            let SequenceState { sequence, chooser, .. } = &mut **state;
-            (Some(sequence), chooser)
-        });
-        let mut parts = Small::collect(count, "batch", |_| parts.next().ok_or_else(short))?;
-        let mut sequences = Small::collect(count, "batch", |i| parts[i].0.take().ok_or_else(short))?;
-        let mut choosers = parts.iter_mut().map(|part| &mut *part.1);
-        let mut choosers = Small::collect(count, "batch", |_| choosers.next().ok_or_else(short))?;
-        let mut tokens = Small::collect(steps * count, "tokens", |_| Ok(-1))?;
-        let (done, ended) = engine::decode(&mut sequences, &mut choosers, steps, &mut tokens);
-        if done > 0 || ended.is_ok() {
-            out.set(&tokens[..done * count]);
-            out_steps.set(done);
-        }
-        Ok(if ended? { METRALE_DONE } else { METRALE_OK })
+        together(handles, |sequences, choosers| {
+            // One more than fit shows that they are full, as it would step by step; more are not needed however many are asked for.
+            let room = sequences.iter().map(|sequence| sequence.capacity() - sequence.len()).min().unwrap_or(0);
+            let steps = steps.min(room.saturating_add(1));
+            let mut tokens = Small::collect(steps * count, "tokens", |_| Ok(-1))?;
+            let (done, ended) = engine::decode(sequences, choosers, steps, &mut tokens);
+            if done > 0 || ended.is_ok() {
+                out.set(&tokens[..done * count]);
+                out_steps.set(done);
+            }
+            Ok(if ended? { METRALE_DONE } else { METRALE_OK })
+        })
     })
 }
 
 fn too_large(count: usize, steps: usize) -> Error {
     Error::new(Kind::TooLarge, format!("out_tokens: {steps} steps of {count} tokens cannot exist"))
+}
+
+/// Calls `run` with the sequences behind the handles and what chooses their tokens, which are this call's alone until it returns.
+pub(super) fn together<R>(
+    handles: &[*mut metrale_seq],
+    run: impl for<'a> FnOnce(&mut [&'a mut Sequence], &mut [&'a mut Chooser]) -> Result<R>,
+) -> Result<R> {
+    let count = handles.len();
+    let objects = Small::collect(count, "batch", |i| handle::get(handles[i]).map_err(|e| at(e, i)))?;
+    let mut states = Small::collect(count, "batch", |i| objects[i].exclusive().map_err(|e| at(twice(e, &objects, i), i)))?;
+    let mut parts = states.iter_mut().map(|state| {
+        let SequenceState { sequence, chooser, .. } = &mut **state;
+        (Some(sequence), Some(chooser))
+    });
+    let mut parts = Small::collect(count, "batch", |_| parts.next().ok_or_else(short))?;
+    let mut sequences = Small::collect(count, "batch", |i| parts[i].0.take().ok_or_else(short))?;
+    let mut choosers = Small::collect(count, "batch", |i| parts[i].1.take().ok_or_else(short))?;
+    run(&mut sequences, &mut choosers)
 }
 
 /// Names the sequence an error is about.
@@ -144,13 +146,13 @@ pub(super) fn at(e: Error, index: usize) -> Error {
 }
 
 /// A sequence listed twice is busy with itself, which needs other words.
-pub(super) fn twice(e: Error, objects: &[Arc<SequenceObject>], index: usize) -> Error {
+fn twice(e: Error, objects: &[Arc<SequenceObject>], index: usize) -> Error {
     match objects[..index].iter().position(|other| Arc::ptr_eq(other, &objects[index])) {
         Some(first) => Error::new(Kind::InvalidArgument, format!("it is listed before, at {first}")),
         None => e,
     }
 }
 
-pub(super) fn short() -> Error {
+fn short() -> Error {
     Error::new(Kind::Internal, "a batch became shorter while it was taken apart")
 }

@@ -5,6 +5,7 @@ pub mod copies;
 pub mod cuda;
 pub mod golden;
 pub mod llama64;
+pub mod models;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
