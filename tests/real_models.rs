@@ -1,8 +1,10 @@
 //! Real models as their publishers quantised them, beside the same models run by transformers in f32.
 //!
 //! The story teller of `tests/fixtures` is always there. The others are looked for where `examples/get_model.py` puts them,
-//! and skipped, saying so, where they are not. We follow the golden's own tokens, so that one choice between equals does not
-//! spoil what comes after it.
+//! and skipped, saying so, where they are not. With METRALE_TEST_DEVICE they run on an NVIDIA device. We follow the golden's
+//! own tokens, so that one choice between equals does not spoil what comes after it.
+
+mod support;
 
 use metrale::engine::{self, Engine, Sequence, SequenceOptions};
 use metrale::options::{Compute, LoadOptions};
@@ -62,7 +64,7 @@ fn find(name: &str) -> Option<(PathBuf, Value)> {
 }
 
 fn load(path: &Path, compute: Compute) -> Arc<Engine> {
-    let options = LoadOptions { compute: Some(compute), context: 256, ..LoadOptions::default() };
+    let options = LoadOptions { compute: Some(compute), context: 256, device: support::device(), ..LoadOptions::default() };
     engine::load(path, &options, None).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
