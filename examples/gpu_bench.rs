@@ -147,7 +147,7 @@ fn one(
 ) -> metrale::error::Result<Vec<(String, f64)>> {
     let mut figures = Vec::new();
     let synthetic = Some(Synthetic { dtype, seed: 1 });
-    let context = a.prompt.max(512) + 512 + a.ahead * calls(a);
+    let context = a.prompt.max(DEPTH) + 512 + a.ahead;
     let (device, device_layers, host_experts) = (a.device, a.on_device, a.host_experts);
     let options = LoadOptions {
         device,
@@ -201,7 +201,7 @@ fn one(
         let mut sequences = Vec::new();
         for index in 0..batch {
             let mut sequence = Sequence::new(&engine, &SequenceOptions::default())?;
-            sequence.prefill(&(0..448).map(|i| token(i + 1000 * index)).collect::<Vec<_>>())?;
+            sequence.prefill(&(0..DEPTH).map(|i| token(i + 1000 * index)).collect::<Vec<_>>())?;
             sequences.push(sequence);
         }
         let mut choosers = choosers(&[], batch)?;
@@ -217,6 +217,11 @@ fn one(
             let (mut times, mut host) = (Vec::new(), Vec::new());
             let mut tokens = vec![0; batch * a.ahead];
             for call in 0..calls(a) {
+                // The same positions as one by one.
+                for sequence in &mut sequences {
+                    sequence.truncate(DEPTH - 1)?;
+                    sequence.prefill(&[0])?;
+                }
                 let (waited, started) = (engine.device_waited()?, Instant::now());
                 let mut all: Vec<&mut Sequence> = sequences.iter_mut().collect();
                 decode(&mut all, &mut choosers.iter_mut().collect::<Vec<_>>(), a.ahead, &mut tokens).1?;
@@ -256,6 +261,9 @@ fn one(
     }
     Ok(figures)
 }
+
+/// Tokens that a sequence holds before it decodes.
+const DEPTH: usize = 512;
 
 /// Calls for `--ahead` tokens each: for as many steps as are taken one by one, and three at least.
 fn calls(a: &Arguments) -> usize {

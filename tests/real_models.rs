@@ -18,8 +18,12 @@ const MODELS: [&str; 4] = ["stories260k", "smollm2-135m-instruct", "gemma-3-270m
 /// What the order of summation explains (seen: 1e-4).
 const EXACT: f32 = 1e-3;
 
+/// How much further than the peer's run a device's may be from the golden: both distances are of one draw of the rounding of 8-bit activations,
+/// which another order of sums draws anew (seen: 1.04).
+const DRAW: f32 = 1.25;
+
 /// How far llama.cpp's run of the same file is from the golden in one of the best logits, as far as both agree on the prefix: what
-/// the fast mode's 8-bit activations may cost at most.
+/// the fast mode's 8-bit activations may cost at most on the processor.
 fn peer_distance(golden: &Value) -> f32 {
     let mut most = 0.0f32;
     for (exact, peer) in list(&golden["runs"]["hf_f32"]["results"]).iter().zip(list(&golden["runs"]["llama_cpp_gguf"]["results"])) {
@@ -34,7 +38,7 @@ fn peer_distance(golden: &Value) -> f32 {
         }
     }
     assert!(most > 0.0, "the golden has no run of the peer");
-    most
+    if support::is_on_device() { DRAW * most } else { most }
 }
 
 fn fixtures() -> PathBuf {

@@ -109,9 +109,10 @@ fn decode_kernel(spec: &KvSpec, group: usize) -> Option<(Kernel, usize)> {
     }
 }
 
-/// Chunks that rows of `tiles` are cut into for `blocks` rows and heads: as many as fill the device, but none where a warp has few tiles anyway.
+/// Chunks that rows of `tiles` are cut into for `blocks` rows and heads: as many as fill the device, but none where a warp has one tile, or two and
+/// half the device is busy anyway.
 fn decode_chunks(tiles: usize, blocks: usize, processors: usize) -> usize {
-    if tiles <= 2 * DECODE_WARPS {
+    if tiles <= DECODE_WARPS || tiles <= 2 * DECODE_WARPS && 2 * blocks > processors {
         return 1;
     }
     let fill = (2 * processors).div_ceil(blocks.max(1));

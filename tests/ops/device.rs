@@ -57,6 +57,8 @@ impl OnDevice {
         for (kind, spec) in self.specs.iter().enumerate() {
             while self.pages[sequence][kind].len() < to.div_ceil(PAGE) {
                 let page = Block::new(self.stream.device(), spec.page_bytes(), "a page").unwrap();
+                // What nobody has written there must not matter, even if it is no number.
+                self.stream.write(page.address(), &vec![0xff; spec.page_bytes()]).unwrap();
                 self.lists[sequence][kind].push(std::ptr::without_provenance_mut(page.address() as usize));
                 self.pages[sequence][kind].push(page);
             }
