@@ -45,7 +45,7 @@ nvrtc: ## NVIDIA's compiler for kernels, in build/nvrtc (fetched once, 90 MB): w
 	@test -d build/nvrtc || { $(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --dest build/nvrtc-wheel nvidia-cuda-nvrtc-cu12==12.9.86 && \
 		$(PYTHON) -m zipfile -e build/nvrtc-wheel/*.whl build/nvrtc && rm -r build/nvrtc-wheel; }
 
-# A library that is built afterwards carries the code; without it kernels are compiled when they are needed, where NVRTC is installed.
+# A library that is built afterwards carries the code; without it each load compiles those it needs, where NVRTC is installed.
 kernels: nvrtc ## compile the GPU kernels for all architectures into build/kernels.pack, and kernels/resources.txt
 	$(PYTHON) kernels/build.py
 

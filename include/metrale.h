@@ -350,8 +350,8 @@ typedef struct {
 } metrale_memory_usage;
 
 // Called while a model loads, on the thread that loads. Both numbers are those of the phase; `total_bytes` is 0 while
-// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped), `"tokenizer"`,
-// `"weights"`, `"done"`. A result other than 0 cancels the load (`METRALE_CANCELLED`), the last call's as well.
+// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped), `"kernels"` (a
+// GPU's), `"tokenizer"`, `"weights"`, `"done"`. A result other than 0 cancels the load (`METRALE_CANCELLED`), the last call's as well.
 // The function must return: no exception and no `longjmp` may leave it.
 typedef int32_t (*metrale_progress_fn)(void *user, uint64_t done_bytes, uint64_t total_bytes, const char *phase);
 

@@ -158,6 +158,62 @@ fn a_load_in_slices_is_the_same_model() {
     }
 }
 
+/// Files that the compiler on the host was given; a real one does not tell.
+fn compiled() -> Option<i32> {
+    // SAFETY: the compiler is open, since a model was loaded with it, and its function takes nothing.
+    unsafe {
+        let compiler = libc::dlopen(c"libnvrtc.so.12".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+        let function = if compiler.is_null() { null_mut() } else { libc::dlsym(compiler, c"shim_compiled".as_ptr()) };
+        (!function.is_null()).then(|| std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> i32>(function)())
+    }
+}
+
+/// Compiling takes seconds for each file, which no prompt and no step may have to wait for; and what cannot be had is told by the load.
+#[test]
+fn kernels_are_there_after_the_load() {
+    if !is_child("kernels_are_there_after_the_load", &[]) {
+        return;
+    }
+    for (name, threads) in
+        [("llama", 1), ("mixtral", 3), ("nemotron_h-mixed", 2), ("lfm2", 1), ("gpt_oss-mxfp4", 1), ("llama-gguf-q4_k", 4)]
+    {
+        for compute in [Compute::F32, Compute::Fast] {
+            let path = fixtures().join(name);
+            let options = LoadOptions { compute: Some(compute), threads, ..options(1) };
+            let engine = engine::load(&path, &options, None).unwrap();
+            let before = compiled();
+            let prompt: Vec<i32> = (0..100).map(|i| i % 50).collect();
+            let mut sequences: Vec<Sequence> = (0..9).map(|_| sequence(&engine)).collect();
+            sequences.iter_mut().zip([100, 9, 3, 1].into_iter().cycle()).for_each(|(s, n)| s.prefill(&prompt[..n]).unwrap());
+            for count in [1, 2, 5, 9] {
+                let mut choosers: Vec<Chooser> = (0..count).map(|_| Chooser::new(Sampler::greedy())).collect();
+                choosers.iter_mut().for_each(|chooser| chooser.ignore_end = true);
+                let mut all: Vec<&mut Sequence> = sequences[..count].iter_mut().collect();
+                decode_step(&mut all, &mut choosers.iter_mut().collect::<Vec<_>>(), &mut vec![0; count]).unwrap();
+            }
+            assert_eq!(before, compiled(), "{name} {compute:?}");
+        }
+    }
+}
+
+#[test]
+fn a_kernel_that_cannot_be_had_fails_the_load() {
+    if !is_child("a_kernel_that_cannot_be_had_fails_the_load", &[("METRALE_SHIM_REFUSES", "norm")]) || is_real() {
+        return;
+    }
+    let loads = [options(1), LoadOptions { threads: 3, ..options(1) }];
+    for options in loads {
+        let e = engine::load(&model(), &options, None).err().expect("norm is refused");
+        assert_eq!(e.kind(), Kind::DeviceUnsupported, "{e}");
+        assert!(e.to_string().contains("kernels/norm.cu") && e.to_string().contains("it is refused"), "{e}");
+    }
+}
+
+/// Whether the device is a card.
+fn is_real() -> bool {
+    Device::open(0).unwrap().info().name != "kernels on the host"
+}
+
 #[test]
 fn bounded_steps_come_to_the_same_tokens() {
     if !is_child("bounded_steps_come_to_the_same_tokens", &[]) {

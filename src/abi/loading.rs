@@ -251,6 +251,7 @@ fn stepped(
 fn as_host(progress: Progress) -> metrale_load_progress {
     let phase = match progress.phase {
         "reading" => c"reading",
+        "kernels" => c"kernels",
         "tokenizer" => c"tokenizer",
         "weights" => c"weights",
         _ => c"done",

@@ -80,8 +80,8 @@ opaque!(metrale_loading, LoadingObject, 8, "load");
 opaque!(metrale_runtime, RuntimeObject, 9, "runtime");
 
 /// Called while a model loads, on the thread that loads. Both numbers are those of the phase; `total_bytes` is 0 while
-/// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped), `"tokenizer"`,
-/// `"weights"`, `"done"`. A result other than 0 cancels the load (`METRALE_CANCELLED`), the last call's as well.
+/// it is not known. `phase` is a short word, valid during the call: `"reading"` (a source that is not mapped), `"kernels"` (a
+/// GPU's), `"tokenizer"`, `"weights"`, `"done"`. A result other than 0 cancels the load (`METRALE_CANCELLED`), the last call's as well.
 /// The function must return: no exception and no `longjmp` may leave it.
 pub type metrale_progress_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, done_bytes: u64, total_bytes: u64, phase: *const c_char) -> i32>;

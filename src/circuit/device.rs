@@ -14,7 +14,7 @@ use super::found::{Found, Keep};
 use super::program::Program;
 use super::segments::{crossing, most_carried, most_sent};
 use crate::backend::cpu::pause::Control;
-use crate::backend::cuda::launch::{Grid, Kernel, Launch, bytes_of};
+use crate::backend::cuda::launch::{Launch, bytes_of};
 use crate::backend::cuda::{Block, Event, Graph, Pinned, Queue, Stream};
 use crate::ensure;
 use crate::error::{Result, reserve, vec_filled};
@@ -459,54 +459,4 @@ const FEW_ROWS: usize = 64;
 /// Pages of the longest list.
 fn most_pages(context: usize) -> usize {
     context.div_ceil(PAGE) + 1
-}
-
-/// Goes through the launches of a program for its largest batch without a device: whether every operation has its kernels. `weights` say how
-/// they are packed; their addresses do not matter.
-pub fn rehearse(program: &Program, weights: &[GpuWeight], kv_states: usize, slots: &Arc<[Range<usize>]>, processors: usize) -> Result<()> {
-    struct Nowhere(usize);
-    impl Launch for Nowhere {
-        fn launch(&self, _: Kernel, _: Grid, _: &[u8]) -> Result<()> {
-            Ok(())
-        }
-        fn write(&self, _: u64, _: &[u8]) -> Result<()> {
-            Ok(())
-        }
-        fn processors(&self) -> usize {
-            self.0
-        }
-        fn has_groups(&self) -> bool {
-            true
-        }
-    }
-    let layout = program.layout();
-    let (rows, sequences) = (layout.max_rows, layout.max_sequences.min(layout.max_rows));
-    let mut batch = Batch { kv_states, slots: Arc::clone(slots), ..Batch::default() };
-    batch.tokens.resize(rows, 0);
-    batch.positions.resize(rows, 0);
-    // One long sequence and others of one token.
-    for index in 0..sequences {
-        let first = if index == 0 { 0 } else { rows - sequences + index };
-        batch.segments.push(Segment { rows: first..rows - sequences + index + 1, position: 0 });
-        batch.sources.push(0);
-    }
-    let gpu = Gpu {
-        base: 0,
-        slots: &layout.slots,
-        rows,
-        segments: sequences,
-        batch_at: 0,
-        batch: &batch,
-        weights,
-        rounds: program.rounds(),
-        fixed_order: program.fixed_order(),
-        stream: &Nowhere(processors),
-        scratch: (0, usize::MAX),
-    };
-    let (mut place, end) = (0, program.ops().count());
-    while place < end {
-        // Behind what is the processor's.
-        place = program.launch(&gpu, place, || false)? + 1;
-    }
-    Ok(())
 }

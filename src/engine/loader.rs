@@ -66,6 +66,7 @@ enum Stage {
     Headers(Box<Checkpoint>),
     Programs(Box<Prepared>, Box<Programs>),
     Pool(Box<Prepared>, Box<Programs>),
+    Kernels(Box<Weights>),
     Vocabulary(Box<Weights>),
     Words(Box<Weights>, Turns<Vocabulary>),
     Weights(Box<Weights>, Words),
@@ -112,6 +113,9 @@ struct Weights {
     weights: Vec<Weight>,
     /// Where they go, if that is not the host's memory.
     device: Option<Sending>,
+    /// Files of kernels that are still to be loaded, the last ones first; whether they are those with products of groups of warps.
+    kernels: Vec<&'static str>,
+    has_groups: bool,
     programs: Programs,
     /// Bytes of finished weights.
     done: u64,
@@ -178,9 +182,12 @@ impl Loader {
             },
             Stage::Pool(prepared, programs) => {
                 let weights = Weights::new(*prepared, *programs, &self.options, self.pool.take(), self.at_once)?;
-                self.progress = Progress { done_bytes: 0, total_bytes: 0, phase: "tokenizer" };
                 runtime::note(Level::Info, 0, || format!("load: weights, {} bytes", weights.planned()));
-                Stage::Vocabulary(Box::new(weights))
+                self.begin_vocabulary(Box::new(weights))
+            }
+            Stage::Kernels(mut weights) => {
+                weights.load_kernels(self.at_once)?;
+                self.begin_vocabulary(weights)
             }
             Stage::Vocabulary(weights) => {
                 let checkpoint = Arc::clone(&weights.prepared.checkpoint);
@@ -222,6 +229,16 @@ impl Loader {
 }
 
 impl Loader {
+    /// The tokenizer's turn, where no kernels are to be loaded before.
+    fn begin_vocabulary(&mut self, weights: Box<Weights>) -> Stage {
+        let (phase, stage): (_, fn(_) -> _) = match weights.kernels.is_empty() {
+            true => ("tokenizer", Stage::Vocabulary),
+            false => ("kernels", Stage::Kernels),
+        };
+        self.progress = Progress { done_bytes: 0, total_bytes: 0, phase };
+        stage(weights)
+    }
+
     fn begin_weights(&mut self, weights: Box<Weights>, words: Words) -> Stage {
         self.progress = Progress { done_bytes: 0, total_bytes: weights.planned(), phase: "weights" };
         Stage::Weights(weights, words)
@@ -239,8 +256,9 @@ impl Weights {
                 let (share, here, there) = (placement.share(), plan.total(), plan.device.total());
                 runtime::note(Level::Info, 0, || format!("load: on the device {share}, {there} bytes there and {here} here"));
             }
-            prepared.check_kernels(&programs)?;
         }
+        let has_groups = prepared.device.as_ref().is_some_and(|device| device.may_have_groups());
+        let kernels = prepared.kernel_files(&programs, has_groups)?;
         let pool = match pool {
             Some(pool) => pool,
             None => Pool::new(options.threads)?,
@@ -268,10 +286,26 @@ impl Weights {
             late,
             weights,
             device,
+            kernels,
+            has_groups,
             programs,
             done: 0,
             making: Making::default(),
         })
+    }
+
+    /// Loads a few kernel files: one, or as many as there are threads to compile them.
+    fn load_kernels(&mut self, at_once: bool) -> Result<()> {
+        let Some(device) = &self.prepared.device else { return Ok(()) };
+        let few = if at_once { self.pool.count() } else { 1 };
+        let files = self.kernels.split_off(self.kernels.len().saturating_sub(few));
+        let loaded = device.ready(&files, few);
+        if loaded.is_err() && self.has_groups && !device.has_groups()? {
+            // It does without: other kernels are slower, but run.
+            (self.has_groups, self.kernels) = (false, self.prepared.kernel_files(&self.programs, false)?);
+            return Ok(());
+        }
+        loaded
     }
 
     /// Bytes of all weights, where they go.

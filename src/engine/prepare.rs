@@ -8,7 +8,7 @@ use super::runner::{ON_BOTH, ON_DEVICE, ON_HOST, Shape, Shapes};
 use crate::backend::cpu::arena::Region;
 use crate::backend::cpu::pack::{LANES, Layout, Packed};
 use crate::backend::cuda::Device;
-use crate::circuit::{Circuit, Needs, Node, Parts, Segments, Tape, cut, fuse, fuse_for_device, lower, rehearse, set_aside, split};
+use crate::circuit::{Circuit, Needs, Node, Parts, Rehearsal, Segments, Tape, cut, fuse, fuse_for_device, lower, set_aside, split};
 use crate::ensure;
 use crate::error::{Error, Kind, Result, reserve};
 use crate::families::loader_for_config;
@@ -359,17 +359,18 @@ impl Prepared {
         self.declarations.weights.iter().zip(&self.layouts).enumerate().map(outline).collect()
     }
 
-    /// Whether the device has code for every operation of the programs.
-    pub fn check_kernels(&self, programs: &Programs) -> Result<()> {
-        let Some(device) = &self.device else { return Ok(()) };
+    /// Files of the kernels that the programs launch, on a device with products of groups of warps or one without; whether every operation has some.
+    pub fn kernel_files(&self, programs: &Programs, has_groups: bool) -> Result<Vec<&'static str>> {
+        let Some(device) = &self.device else { return Ok(Vec::new()) };
         let weights = self.outlines();
         let layout = self.state_layout(&self.placement)?;
         let listed = programs.blocking.iter().chain(&programs.steps).map(|(_, program)| program);
         let listed = listed.chain(&programs.encoder).chain(&programs.hidden);
+        let rehearsal = Rehearsal::new(device.info().processors, has_groups);
         for program in listed.filter_map(|program| program.both().1) {
-            rehearse(program, &weights, self.declarations.kv.len(), layout.slots(), device.info().processors)?;
+            rehearsal.run(program, &weights, self.declarations.kv.len(), layout.slots())?;
         }
-        Ok(())
+        Ok(rehearsal.files())
     }
 }
 

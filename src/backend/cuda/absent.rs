@@ -58,6 +58,15 @@ impl Device {
     pub fn info(&self) -> &'static Info {
         match *self {}
     }
+    pub fn ready(&self, _: &[&'static str], _: usize) -> Result<()> {
+        match *self {}
+    }
+    pub fn may_have_groups(&self) -> bool {
+        match *self {}
+    }
+    pub fn has_groups(&self) -> Result<bool> {
+        match *self {}
+    }
     pub fn memory(&self) -> Result<(u64, u64)> {
         match *self {}
     }

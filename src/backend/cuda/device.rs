@@ -77,6 +77,21 @@ impl Device {
         Ok((free as u64, total as u64))
     }
 
+    /// Loads kernel files, of those that have to be compiled as many at a time as `threads` says.
+    pub fn ready(&self, files: &[&'static str], threads: usize) -> Result<()> {
+        self.kernels.ready(&self.enter()?, files, threads)
+    }
+
+    /// Whether it may have kernels with products of groups of warps.
+    pub fn may_have_groups(&self) -> bool {
+        self.info.capability == (9, 0)
+    }
+
+    /// Whether it has them.
+    pub fn has_groups(&self) -> Result<bool> {
+        Ok(self.kernels.has_groups(&self.enter()?))
+    }
+
     /// Makes the context current on this thread until the guard goes.
     pub(super) fn enter(&self) -> Result<Entered<'_>> {
         let lost = self.lost.load(Ordering::Relaxed);

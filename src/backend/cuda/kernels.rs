@@ -1,4 +1,5 @@
-//! The kernels of a device: from their sources to functions that can be launched, each file when the first of its kernels is needed.
+//! The kernels of a device: from their sources to functions that can be launched. A load asks for the files that it needs; others are loaded when the
+//! first of their kernels is.
 //!
 //! Machine code is looked for where it costs least: in the pack that the library was built with, in the folder that `METRALE_KERNEL_CACHE` names,
 //! from NVRTC, at last as PTX that the driver compiles. Each is the code of these very sources: packs and caches carry their hash.
@@ -12,10 +13,12 @@ use super::{nvrtc, pack};
 use crate::bail;
 use crate::ensure;
 use crate::error::{Error, Kind, Result, reserve};
+use crate::text::own_stack::Beside;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::PathBuf;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 // `SOURCES`: every file under kernels/ by its path there, with its text. `PACK`: the pack, where there was one.
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
@@ -70,17 +73,39 @@ impl Kernels {
         Ok(raw)
     }
 
+    /// Loads files, so that no launch has to. Those that NVRTC has to make, which takes it seconds each, are made by `threads` threads.
+    pub fn ready(&self, at: &Entered<'_>, files: &[&'static str], threads: usize) -> Result<()> {
+        let loaded = |file: &str| self.inner.lock().unwrap_or_else(PoisonError::into_inner).modules.iter().any(|(known, _)| *known == file);
+        let mut images: Vec<Image> = Vec::new();
+        for &file in files.iter().filter(|file| !loaded(file)) {
+            reserve(&mut images, 1, "the list of kernel files")?;
+            images.push(Image::of(file, self.capability)?);
+        }
+        for image in make(images, threads) {
+            let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            if !inner.modules.iter().any(|(known, _)| *known == image.file) {
+                reserve(&mut inner.modules, 1, "the list of kernel modules")?;
+                let file = image.file;
+                let module = image.load(at)?;
+                inner.modules.push((file, module));
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the kernels with products of groups of warps can be had: they are for capability 9.0, and only as machine code.
     pub fn has_groups(&self, at: &Entered<'_>) -> bool {
         *self.has_groups.get_or_init(|| {
             self.capability == (9, 0) && {
                 let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-                let module = native(at, "linear_group", self.capability);
-                module.is_ok_and(|module| {
-                    reserve(&mut inner.modules, 1, "the list of kernel modules")
-                        .map(|()| inner.modules.push(("linear_group", module)))
-                        .is_ok()
-                })
+                let has = |inner: &Inner| inner.modules.iter().any(|(file, _)| *file == "linear_group");
+                let module = |inner: &mut Inner| {
+                    reserve(&mut inner.modules, 1, "the list of kernel modules")?;
+                    let module = Image::of("linear_group", self.capability)?.native(at)?;
+                    inner.modules.push(("linear_group", module));
+                    Ok::<(), Error>(())
+                };
+                has(&inner) || module(&mut inner).is_ok()
             }
         })
     }
@@ -103,7 +128,7 @@ fn find(inner: &mut Inner, capability: (u32, u32), at: &Entered<'_>, kernel: Ker
         Some(module) => module,
         None => {
             reserve(&mut inner.modules, 1, "the list of kernel modules")?;
-            let module = load(at, kernel.file, capability)?;
+            let module = Image::of(kernel.file, capability)?.load(at)?;
             inner.modules.push((kernel.file, module));
             module
         }
@@ -119,39 +144,88 @@ fn find(inner: &mut Inner, capability: (u32, u32), at: &Entered<'_>, kernel: Ker
     Ok(raw)
 }
 
-/// A file's module, from the first of its images that the driver takes.
-fn load(at: &Entered<'_>, file: &'static str, capability: (u32, u32)) -> Result<CUmodule> {
-    match native(at, file, capability) {
-        Err(e) if e.kind() == Kind::DeviceUnsupported => {
-            let text = flat(file)?;
-            match PACK.and_then(|bytes| pack::find(bytes, file, "ptx", pack::hash(text.as_bytes()))) {
-                Some(image) => take(at, file, &image),
-                None => Err(e),
-            }
+/// A kernel file on its way to a device.
+struct Image {
+    file: &'static str,
+    text: String,
+    hash: u64,
+    architecture: String,
+    /// Its machine code in the pack.
+    packed: Option<Vec<u8>>,
+    /// What NVRTC made of it, where that was asked already.
+    made: Option<Result<Vec<u8>>>,
+}
+
+impl Image {
+    fn of(file: &'static str, capability: (u32, u32)) -> Result<Image> {
+        let text = flat(file)?;
+        let (hash, architecture) = (pack::hash(text.as_bytes()), architecture(capability));
+        let packed = PACK.and_then(|bytes| pack::find(bytes, file, &architecture, hash));
+        Ok(Image { file, text, hash, architecture, packed, made: None })
+    }
+
+    /// Where its machine code is kept between processes, if the host names a folder.
+    fn cache_file(&self) -> Option<PathBuf> {
+        let Image { file, architecture, hash, .. } = self;
+        let folder = crate::options::kernel_cache()?;
+        Some(folder.join(format!("{file}-{architecture}-{hash:016x}.cubin")))
+    }
+
+    /// Compiles it, if nobody has before.
+    fn make(&mut self) {
+        if self.packed.is_none() && !self.cache_file().is_some_and(|path| path.is_file()) {
+            self.made = Some(nvrtc::compile(self.file, &self.text, &self.architecture));
         }
-        loaded => loaded,
+    }
+
+    /// Its module, from the first of its images that the driver takes.
+    fn load(mut self, at: &Entered<'_>) -> Result<CUmodule> {
+        match self.native(at) {
+            Err(e) if e.kind() == Kind::DeviceUnsupported => match PACK.and_then(|bytes| pack::find(bytes, self.file, "ptx", self.hash)) {
+                Some(image) => take(at, self.file, &image),
+                None => Err(e),
+            },
+            loaded => loaded,
+        }
+    }
+
+    /// As `load`, but as machine code of the device's own architecture.
+    fn native(&mut self, at: &Entered<'_>) -> Result<CUmodule> {
+        if let Some(module) = self.packed.take().and_then(|image| take(at, self.file, &image).ok()) {
+            return Ok(module);
+        }
+        let kept = self.cache_file();
+        if let Some(module) = kept.as_ref().and_then(|path| std::fs::read(path).ok()).and_then(|image| take(at, self.file, &image).ok()) {
+            return Ok(module);
+        }
+        let image = self.made.take().unwrap_or_else(|| nvrtc::compile(self.file, &self.text, &self.architecture))?;
+        let module = take(at, self.file, &image)?;
+        if let Some(path) = kept {
+            // A cache that cannot be written to costs the next process time, nothing else.
+            let _ = keep(&path, &image);
+        }
+        Ok(module)
     }
 }
 
-/// As `load`, but as machine code of the device's own architecture.
-fn native(at: &Entered<'_>, file: &'static str, capability: (u32, u32)) -> Result<CUmodule> {
-    let text = flat(file)?;
-    let (hash, architecture) = (pack::hash(text.as_bytes()), architecture(capability));
-    let packed = PACK.and_then(|bytes| pack::find(bytes, file, &architecture, hash));
-    if let Some(module) = packed.and_then(|image| take(at, file, &image).ok()) {
-        return Ok(module);
-    }
-    let kept = cache_file(file, &architecture, hash);
-    if let Some(module) = kept.as_ref().and_then(|path| std::fs::read(path).ok()).and_then(|image| take(at, file, &image).ok()) {
-        return Ok(module);
-    }
-    let image = nvrtc::compile(file, &text, &architecture)?;
-    let module = take(at, file, &image)?;
-    if let Some(path) = kept {
-        // A cache that cannot be written to costs the next process time, nothing else.
-        let _ = keep(&path, &image);
-    }
-    Ok(module)
+/// Compiles what nobody has before, by so many threads. What these do not come to is left to whoever loads it.
+fn make(images: Vec<Image>, threads: usize) -> Vec<Image> {
+    let images = Arc::new((AtomicUsize::new(0), images.into_iter().map(Mutex::new).collect::<Vec<_>>()));
+    let work = |images: &(AtomicUsize, Vec<Mutex<Image>>)| {
+        while let Some(image) = images.1.get(images.0.fetch_add(1, Ordering::Relaxed)) {
+            image.lock().unwrap_or_else(PoisonError::into_inner).make();
+        }
+    };
+    let others: Vec<_> = (1..threads.min(images.1.len()))
+        .map_while(|_| {
+            let images = Arc::clone(&images);
+            Beside::start("compiling kernels", move || work(&images)).ok()
+        })
+        .collect();
+    work(&images);
+    others.into_iter().for_each(|other| drop(other.join("compiling kernels")));
+    let images = Arc::into_inner(images).map(|(_, images)| images).unwrap_or_default();
+    images.into_iter().map(|image| image.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
 }
 
 /// The module of an image.
@@ -160,12 +234,6 @@ fn take(at: &Entered<'_>, file: &str, image: &[u8]) -> Result<CUmodule> {
     // SAFETY: an image in memory, with a NUL at its end where it is text; the driver checks and copies it.
     let code = unsafe { (at.api().cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
     at.check(code, file).map(|()| module)
-}
-
-/// Where a file's machine code is kept between processes, if the host names a folder.
-fn cache_file(file: &str, architecture: &str, hash: u64) -> Option<PathBuf> {
-    let folder = crate::options::kernel_cache()?;
-    Some(folder.join(format!("{file}-{architecture}-{hash:016x}.cubin")))
 }
 
 /// Writes a file whole or not at all.

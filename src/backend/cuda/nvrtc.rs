@@ -4,6 +4,7 @@
 use super::sys::{self, Nvrtc, Program};
 use crate::bail;
 use crate::error::{Error, Kind, Result, vec_filled};
+use crate::text::own_stack;
 use std::ffi::{CStr, CString, c_char};
 use std::sync::OnceLock;
 
@@ -41,6 +42,11 @@ impl Drop for Compilation {
 
 /// The machine code of a kernel file's text.
 pub(super) fn compile(file: &str, text: &str, architecture: &str) -> Result<Vec<u8>> {
+    // A compiler wants more room than a host's thread may have.
+    own_stack::run(own_stack::LOAD_STACK, "compiling kernels", || compile_here(file, text, architecture))
+}
+
+fn compile_here(file: &str, text: &str, architecture: &str) -> Result<Vec<u8>> {
     let unsupported = |text: String| Error::new(Kind::DeviceUnsupported, text);
     let nvrtc = library().map_err(|why| {
         unsupported(format!("kernels/{file}.cu: this library carries no machine code for {architecture}, and NVRTC cannot be used: {why}"))
