@@ -63,6 +63,53 @@ impl Filling {
         (self.panels * self.panel_bytes) as u64
     }
 
+    /// Whether panels hold what is stored bit for bit, so that a device can put rows of it into their places.
+    pub fn is_as_stored(&self) -> bool {
+        let form = self.tensor.as_ref().filter(|_| self.columns.is_none()).map(Stored::form);
+        matches!((form, self.layout), (Some(Form::Plain(DType::BF16)), Layout::Bf16) | (Some(Form::Plain(DType::F16)), Layout::F16))
+    }
+
+    /// A row of the part, as exact numbers.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) -> Result<()> {
+        self.tensor.as_ref().map_or(Ok(()), |stored| stored.decode_row(self.part.stored(row), out))
+    }
+
+    /// Copies rows that are as stored, `stride` bytes apart, shared among the pool's workers, of which one does `beside` meanwhile.
+    pub fn copy(
+        &self,
+        rows: Range<usize>,
+        to: &mut [u8],
+        stride: usize,
+        pool: &Pool,
+        beside: impl FnOnce() -> Result<()> + Send,
+    ) -> Result<()> {
+        /// Bytes of a worker's turn: some pages of the file.
+        const PIECE: usize = 128 << 10;
+        let Some(stored) = &self.tensor else { return Ok(()) };
+        let each = (PIECE / stride).max(1);
+        let pieces: Vec<Mutex<&mut [u8]>> = to[..rows.len() * stride].chunks_mut(each * stride).map(Mutex::new).collect();
+        let (counter, beside, done) = (AtomicUsize::new(0), Mutex::new(Some(beside)), Mutex::new(Ok(())));
+        pool.run(&|worker| {
+            worker.each(&counter, 1 + pieces.len(), 1, |range| {
+                for index in range {
+                    let Some(piece) = index.checked_sub(1) else {
+                        // It takes longest, so it is begun first.
+                        if let Some(beside) = beside.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                            *done.lock().unwrap_or_else(PoisonError::into_inner) = beside();
+                        }
+                        continue;
+                    };
+                    let mut to = pieces[piece].lock().unwrap_or_else(PoisonError::into_inner);
+                    for (row, to) in (rows.start + piece * each..).zip(to.chunks_mut(stride)) {
+                        let row = stored.plain_row(self.part.stored(row), self.cols);
+                        to[..row.len()].copy_from_slice(row);
+                    }
+                }
+            });
+        })?;
+        done.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Fills the next panels, shared among the pool's workers: as many as are given and left.
     pub fn step<'a>(&mut self, supply: &Supply, panels: impl Iterator<Item = &'a mut [u8]>, pool: &Pool) -> Result<()> {
         let (layout, cols, first) = (self.layout, self.cols, self.panels);
