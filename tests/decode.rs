@@ -396,7 +396,7 @@ fn a_device_lost_in_the_middle() {
         return println!("SKIPPED: a real device is not lost on purpose");
     }
     let mut child = false;
-    for fail in ["150", "197", "260"] {
+    for fail in ["173", "220", "283"] {
         for late in ["0", "1"] {
             child |= is_child("a_device_lost_in_the_middle", &[("METRALE_SHIM_FAIL", fail), ("METRALE_SHIM_LATE", late)]);
             if child {

@@ -12,12 +12,14 @@ use metrale::error::Kind;
 use metrale::options::{Compute, LoadOptions};
 use metrale::sampling::Sampler;
 use metrale::weights::{Access, Input};
-use std::path::PathBuf;
+use safetensors::tensor::Dtype;
+use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::Duration;
+use support::copies::{Copy, Tensor};
 use support::golden::Golden;
-use support::{driver_bytes, fixtures, is_child, is_on_device};
+use support::{Random, Scratch, driver_bytes, fixtures, is_child, is_on_device};
 
 fn options(device: usize) -> LoadOptions {
     LoadOptions { compute: Some(Compute::F32), threads: 1, context: 256, device, ..LoadOptions::default() }
@@ -214,6 +216,63 @@ fn is_real() -> bool {
     Device::open(0).unwrap().info().name != "kernels on the host"
 }
 
+/// Rows of 16-bit floats are packed by the device, a launch for each matrix; experts that are stored input-major, and what is not such rows, are not.
+#[test]
+fn stored_rows_are_packed_by_the_device() {
+    if !is_child("stored_rows_are_packed_by_the_device", &[]) {
+        return;
+    }
+    let open = Device::open(0).unwrap();
+    let prompt = Golden::read(&model()).prompt;
+    let check = |name: &str, path: &Path, launches: u64| {
+        let queued = || queued(-5);
+        let here = engine::load(path, &options(0), None).unwrap();
+        let before = queued();
+        let there = engine::load(path, &options(1), None).unwrap();
+        match before {
+            Some(before) => assert_eq!(queued().unwrap() - before, launches, "{name}"),
+            None => println!("SKIPPED: a real driver does not tell what it was given"),
+        }
+        assert_eq!(here.fingerprint().unwrap(), there.fingerprint().unwrap(), "{name}");
+        let [expected, found] = [here, there].map(|engine| {
+            let mut s = sequence(&engine);
+            s.prefill(&prompt).unwrap();
+            (greedy(&mut s, 2), s.logits().unwrap().to_vec())
+        });
+        assert_eq!(expected.0, found.0, "{name}");
+        assert!(expected.1.iter().zip(&found.1).all(|(a, b)| (a - b).abs() < 1e-4), "{name}");
+    };
+    check("bfloat16", &model(), 23);
+    check("experts of bfloat16", &fixtures().join("mixtral"), 60);
+    check("codes", &fixtures().join("llama-gguf-q4_k"), 0);
+    let mut halves = Copy::read(&model());
+    for tensor in halves.tensors.iter_mut().filter(|t| t.shape.len() == 2) {
+        tensor.dtype = Dtype::F16;
+        let half = |two: &[u8]| half::f16::from_f32(half::bf16::from_le_bytes([two[0], two[1]]).to_f32()).to_le_bytes();
+        tensor.bytes = tensor.bytes.chunks_exact(2).flat_map(half).collect();
+    }
+    let folder = Scratch::new("halves");
+    halves.write(&folder);
+    check("half floats", folder.path(), 23);
+    let mut turned = Copy::read(&fixtures().join("gpt_oss-mxfp4"));
+    turned.config.as_object_mut().unwrap().remove("quantization_config");
+    turned.tensors.retain(|t| t.dtype == Dtype::BF16);
+    let mut random = Random(7);
+    for (layer, (leaf, shape)) in
+        [0, 1].into_iter().flat_map(|n| [("gate_up_proj", [6, 64, 192]), ("down_proj", [6, 96, 64])].map(|t| (n, t)))
+    {
+        let value = |_| half::bf16::from_f32(random.below(1000) as f32 / 5000.0 - 0.1).to_le_bytes();
+        let bytes = (0..shape.iter().product::<usize>()).flat_map(value).collect();
+        let name = format!("model.layers.{layer}.mlp.experts.{leaf}");
+        turned.tensors.push(Tensor { name, dtype: Dtype::BF16, shape: shape.to_vec(), bytes });
+    }
+    let folder = Scratch::new("turned");
+    turned.write(&folder);
+    // Two tables, and attention and router of two layers.
+    check("experts input-major", folder.path(), 2 + 2 * (4 + 1));
+    drop(open);
+}
+
 #[test]
 fn bounded_steps_come_to_the_same_tokens() {
     if !is_child("bounded_steps_come_to_the_same_tokens", &[]) {
@@ -277,8 +336,19 @@ fn work_has_the_priority_it_was_given() {
 }
 
 #[test]
+fn a_device_lost_while_it_packs_ends_the_load() {
+    if !is_child("a_device_lost_while_it_packs_ends_the_load", &[("METRALE_SHIM_FAIL", "5")]) {
+        return;
+    }
+    if std::env::var_os("METRALE_SHIM_FAIL").is_none() {
+        return println!("SKIPPED: a real device is not lost on purpose");
+    }
+    assert_eq!(engine::load(&model(), &options(1), None).err().unwrap().kind(), Kind::DeviceLost);
+}
+
+#[test]
 fn a_lost_device_takes_nothing_else_with_it() {
-    // Loading launches nothing; the prompt's first operations do.
+    // Loading launches a kernel for each of 23 matrices, then come the prompt's first operations.
     if !is_child("a_lost_device_takes_nothing_else_with_it", &[("METRALE_SHIM_FAIL", "40")]) {
         return;
     }

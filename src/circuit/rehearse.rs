@@ -21,9 +21,9 @@ pub struct Rehearsal {
 const STEPS: [usize; 4] = [1, 4, 8, 32];
 
 impl Rehearsal {
-    /// Nothing is asked yet but what every run needs.
+    /// Nothing is asked yet but what every load and every run needs.
     pub fn new(processors: usize, has_groups: bool) -> Rehearsal {
-        Rehearsal { processors, has_groups, files: RefCell::new(vec![BATCH.file, super::found::FILE]) }
+        Rehearsal { processors, has_groups, files: RefCell::new(vec![BATCH.file, super::found::FILE, super::device_weights::PACK.file]) }
     }
 
     /// The files.

@@ -63,6 +63,61 @@ impl Filling {
         (self.panels * self.panel_bytes) as u64
     }
 
+    /// Whether panels hold what is stored bit for bit, so that a device can put rows of it into their places.
+    pub fn is_as_stored(&self) -> bool {
+        let form = self.tensor.as_ref().filter(|_| self.columns.is_none()).map(Stored::form);
+        matches!((form, self.layout), (Some(Form::Plain(DType::BF16)), Layout::Bf16) | (Some(Form::Plain(DType::F16)), Layout::F16))
+    }
+
+    /// A row of the part, as exact numbers.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) -> Result<()> {
+        self.tensor.as_ref().map_or(Ok(()), |stored| stored.decode_row(self.part.stored(row), out))
+    }
+
+    /// Copies rows that are as stored, `stride` bytes apart, shared among the pool's workers, of which one does `beside` meanwhile. Rows that lie so
+    /// in the file come from it without being mapped.
+    pub fn copy(
+        &self,
+        rows: Range<usize>,
+        to: &mut [u8],
+        stride: usize,
+        pool: &Pool,
+        beside: impl FnOnce() -> Result<()> + Send,
+    ) -> Result<()> {
+        /// Bytes of a worker's turn: some pages of the file.
+        const PIECE: usize = 128 << 10;
+        let Some(stored) = &self.tensor else { return Ok(()) };
+        let each = (PIECE / stride).max(1);
+        let pieces: Vec<Mutex<&mut [u8]>> = to[..rows.len() * stride].chunks_mut(each * stride).map(Mutex::new).collect();
+        let (counter, beside, failure) = (AtomicUsize::new(0), Mutex::new(Some(beside)), Mutex::new(None));
+        let row = |row: usize| stored.plain_row(self.part.stored(row), self.cols);
+        let work = |index: usize| -> Result<()> {
+            let Some(piece) = index.checked_sub(1) else {
+                // It takes longest, so it is begun first.
+                let beside = beside.lock().unwrap_or_else(PoisonError::into_inner).take();
+                return beside.map_or(Ok(()), |beside| beside());
+            };
+            let mut to = pieces[piece].lock().unwrap_or_else(PoisonError::into_inner);
+            let (first, start) = (rows.start + piece * each, row(rows.start + piece * each));
+            let follows = |(n, _): (usize, &[u8])| row(first + n).as_ptr().addr() == start.as_ptr().addr() + n * stride;
+            if start.len() == stride && to.chunks(stride).enumerate().all(follows) {
+                return stored.copy_rows(self.part.stored(first), self.cols, &mut to);
+            }
+            to.chunks_mut(stride).zip(first..).for_each(|(to, at)| to[..start.len()].copy_from_slice(row(at)));
+            Ok(())
+        };
+        pool.run(&|worker| {
+            worker.each(&counter, 1 + pieces.len(), 1, |range| {
+                for index in range {
+                    if let Err(e) = work(index) {
+                        failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                    }
+                }
+            });
+        })?;
+        failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
     /// Fills the next panels, shared among the pool's workers: as many as are given and left.
     pub fn step<'a>(&mut self, supply: &Supply, panels: impl Iterator<Item = &'a mut [u8]>, pool: &Pool) -> Result<()> {
         let (layout, cols, first) = (self.layout, self.cols, self.panels);

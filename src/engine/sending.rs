@@ -1,5 +1,6 @@
-//! Weights on their way to a device. Matrices that stay there alone are packed where the device copies from, a buffer of staging at a time:
-//! while one is on its way the next is filled, so that a load takes as long as the slower of the two. Others are made here first.
+//! Weights on their way to a device. Of matrices that stay there alone a buffer of staging is filled at a time: while one is on its way the next is
+//! filled, so that a load takes as long as the slower of the two. Rows of 16-bit floats go as they are stored, and the device packs them; others are
+//! packed on the way. What does not stay there alone is made here first.
 
 use super::filling::Filling;
 use super::fingerprint::{Fingerprint, Maker};
@@ -33,12 +34,17 @@ struct Current {
     filling: Filling,
     address: u64,
     before: usize,
+    /// Whether the device packs it.
+    as_stored: bool,
 }
 
 impl Sending {
     pub fn new(device: &Arc<Device>, prepared: &Prepared, plan: &Plan) -> Result<Sending> {
         let stream = Arc::new(Stream::new(device, prepared.options.low_priority)?);
-        let weights = DeviceWeights::new(&stream, usize::try_from(plan.device.weights).unwrap_or(usize::MAX))?;
+        let bytes = |planned: u64| usize::try_from(planned).unwrap_or(usize::MAX);
+        // Pages, states and workspaces come when all weights are there; until then their room is spare.
+        let spare = plan.device.total().saturating_sub(plan.device.weights);
+        let weights = DeviceWeights::new(&stream, bytes(plan.device.weights))?.with_spare(bytes(spare));
         Ok(Sending { stream, weights, fingerprint: Maker::new(prepared), current: None, sent: Vec::new(), bytes: 0 })
     }
 
@@ -47,7 +53,7 @@ impl Sending {
         self.bytes + self.current.as_ref().map_or(0, |current| current.filling.bytes())
     }
 
-    /// Whether a weight can be packed on its way: nothing of it stays here but rows as they are stored.
+    /// Whether a weight can be sent by pieces: nothing of it stays here but rows as they are stored.
     pub fn packs(spec: &WeightSpec, layouts: &[Layout], place: Location) -> bool {
         let is_matrix = match spec.source {
             Source::Tensors(_) => matches!(spec.role, Role::Matrix | Role::Experts | Role::Rows),
@@ -58,7 +64,7 @@ impl Sending {
         place.device && place.host != Keep::Whole && is_matrix && spec.parts().count() == layouts.len() && layouts.iter().all(fits)
     }
 
-    /// Packs and sends about `most` bytes more of such a weight, at least a panel. Once all of it is: its bytes, and what of it stays here.
+    /// Sends about `most` bytes more of such a weight, at least a panel. Once all of it is: its bytes, and what of it stays here.
     pub fn step(
         &mut self,
         supply: &Supply,
@@ -98,13 +104,21 @@ impl Sending {
             }
             let filling = Filling::new(supply, part, cols, layout, pool)?;
             let before = self.sent.iter().map(|part| part.rows as usize).sum();
-            self.current = Some(Current { filling, address: self.weights.take(bytes, "packed weights")?, before });
+            let as_stored = filling.is_as_stored() && self.weights.most_rows(cols) > 0;
+            self.current = Some(Current { filling, address: self.weights.take(bytes, "packed weights")?, before, as_stored });
         }
-        let Some(Current { filling, address, before }) = &mut self.current else { return Ok(()) };
-        if !filling.is_done() {
-            let (rows, done) = (filling.rows(), filling.bytes());
+        let Some(Current { filling, address, before, as_stored }) = &mut self.current else { return Ok(()) };
+        let (rows, done, panels) = (filling.rows(), filling.bytes(), (most / panel_bytes).max(1));
+        if !filling.is_done() && *as_stored {
+            let count = panels.saturating_mul(LANES).min(self.weights.most_rows(cols)).min(part.rows - rows);
+            let beside =
+                || self.fingerprint.pass(*before + rows..*before + rows + count, |row, out| filling.decode_row(row - *before, out));
+            filling.copy(rows..rows + count, self.weights.stage()?, DeviceWeights::stride(cols), pool, beside)?;
+            self.weights.send_rows(*address + done, layout, count, cols)?;
+            filling.panels += count.div_ceil(LANES);
+        } else if !filling.is_done() {
             let stage = self.weights.stage()?;
-            let len = (most / panel_bytes).max(1).saturating_mul(panel_bytes).min(stage.len() / panel_bytes * panel_bytes);
+            let len = panels.saturating_mul(panel_bytes).min(stage.len() / panel_bytes * panel_bytes);
             if !cols.is_multiple_of(SUPER) {
                 // A row's last codes are half of what is stored together; nobody writes the other half.
                 stage[..len].fill(0);

@@ -14,6 +14,7 @@ mod dense;
 mod device;
 mod latent;
 mod logits;
+mod packing;
 mod recurrent;
 mod routed;
 
