@@ -44,35 +44,6 @@ impl ReadAt for Host {
     }
 }
 
-/// Bytes are copied as they lie in a file, wherever it begins; open or closed, mapped or in memory; and not beyond its end.
-#[test]
-fn bytes_are_copied_from_open_and_closed_files() {
-    let scratch = Scratch::new("copies");
-    let bytes: Vec<u8> = (0..10000u32).map(|i| (i * i >> 3) as u8).collect();
-    let path = scratch.file("bytes", &bytes);
-    let sources = [
-        (0, FileBytes::open(&path, Access::Map).unwrap()),
-        (0, FileBytes::open(&path, Access::Read).unwrap()),
-        (77, FileBytes::map(&File::open(&path).unwrap(), 77, 9000, "a part").unwrap()),
-        (0, FileBytes::from_bytes("memory", bytes.clone())),
-    ];
-    for (start, source) in sources {
-        let len = source.bytes().len();
-        for closed in [false, true] {
-            for (at, count) in [(0, 1), (4095, 2), (1234, 5000), (len - 1, 1), (len, 0)] {
-                let mut out = vec![0; count];
-                source.copy(at, &mut out).unwrap();
-                assert!(out == bytes[start + at..][..count], "{}: {count} from {at}, closed {closed}", source.label());
-            }
-            for at in [len, len + 1, usize::MAX] {
-                assert!(source.copy(at, &mut [0; 2000]).is_err(), "{}: from {at}, closed {closed}", source.label());
-            }
-            source.close();
-        }
-        assert_eq!(source.bytes(), &bytes[start..][..len]);
-    }
-}
-
 #[test]
 fn every_format_from_every_kind_of_source() {
     let scratch = Scratch::new("sources");

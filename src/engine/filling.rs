@@ -74,8 +74,7 @@ impl Filling {
         self.tensor.as_ref().map_or(Ok(()), |stored| stored.decode_row(self.part.stored(row), out))
     }
 
-    /// Copies rows that are as stored, `stride` bytes apart, shared among the pool's workers, of which one does `beside` meanwhile. Rows that lie so
-    /// in the file come from it without being mapped.
+    /// Copies rows that are as stored, `stride` bytes apart, shared among the pool's workers, of which one does `beside` meanwhile.
     pub fn copy(
         &self,
         rows: Range<usize>,
@@ -89,33 +88,26 @@ impl Filling {
         let Some(stored) = &self.tensor else { return Ok(()) };
         let each = (PIECE / stride).max(1);
         let pieces: Vec<Mutex<&mut [u8]>> = to[..rows.len() * stride].chunks_mut(each * stride).map(Mutex::new).collect();
-        let (counter, beside, failure) = (AtomicUsize::new(0), Mutex::new(Some(beside)), Mutex::new(None));
-        let row = |row: usize| stored.plain_row(self.part.stored(row), self.cols);
-        let work = |index: usize| -> Result<()> {
-            let Some(piece) = index.checked_sub(1) else {
-                // It takes longest, so it is begun first.
-                let beside = beside.lock().unwrap_or_else(PoisonError::into_inner).take();
-                return beside.map_or(Ok(()), |beside| beside());
-            };
-            let mut to = pieces[piece].lock().unwrap_or_else(PoisonError::into_inner);
-            let (first, start) = (rows.start + piece * each, row(rows.start + piece * each));
-            let follows = |(n, _): (usize, &[u8])| row(first + n).as_ptr().addr() == start.as_ptr().addr() + n * stride;
-            if start.len() == stride && to.chunks(stride).enumerate().all(follows) {
-                return stored.copy_rows(self.part.stored(first), self.cols, &mut to);
-            }
-            to.chunks_mut(stride).zip(first..).for_each(|(to, at)| to[..start.len()].copy_from_slice(row(at)));
-            Ok(())
-        };
+        let (counter, beside, done) = (AtomicUsize::new(0), Mutex::new(Some(beside)), Mutex::new(Ok(())));
         pool.run(&|worker| {
             worker.each(&counter, 1 + pieces.len(), 1, |range| {
                 for index in range {
-                    if let Err(e) = work(index) {
-                        failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                    let Some(piece) = index.checked_sub(1) else {
+                        // It takes longest, so it is begun first.
+                        if let Some(beside) = beside.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                            *done.lock().unwrap_or_else(PoisonError::into_inner) = beside();
+                        }
+                        continue;
+                    };
+                    let mut to = pieces[piece].lock().unwrap_or_else(PoisonError::into_inner);
+                    for (row, to) in (rows.start + piece * each..).zip(to.chunks_mut(stride)) {
+                        let row = stored.plain_row(self.part.stored(row), self.cols);
+                        to[..row.len()].copy_from_slice(row);
                     }
                 }
             });
         })?;
-        failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+        done.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Fills the next panels, shared among the pool's workers: as many as are given and left.

@@ -366,7 +366,6 @@ impl Weights {
             }
             None => (None, OnceLock::new()),
         };
-        prepared.checkpoint.close();
         let stream = device.as_ref().map(|device| &device.stream);
         let home = stream.map_or(Home::Host, Home::device);
         let dims = prepared.model.dims();

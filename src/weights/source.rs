@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 /// How a file's bytes become memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -31,12 +31,7 @@ pub struct Source {
 }
 
 enum Bytes {
-    /// With the file, from byte `start` on, until nobody copies from it any more.
-    Mapped {
-        map: memmap2::Mmap,
-        file: RwLock<Option<File>>,
-        start: u64,
-    },
+    Mapped(memmap2::Mmap),
     Owned(Vec<u8>),
     /// A file's beginning, and zeros in the place of its rest.
     Beginning(Buffer),
@@ -57,7 +52,7 @@ impl Source {
         // SAFETY: the mapping is read-only and owned by this value. That the file keeps its length and contents is the
         // caller's promise, stated on `Access::Map`; the length was taken from the opened file itself.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map(&file) }.map_err(|e| io_error(&label, "mapping", &e))?;
-        Ok(Source::new(label, Bytes::Mapped { map, file: RwLock::new(Some(file)), start: 0 }))
+        Ok(Source::new(label, Bytes::Mapped(map)))
     }
 
     /// Maps `len` bytes of an open file from `offset` on, which need not be a page's: the mapping begins at the page before,
@@ -65,8 +60,7 @@ impl Source {
     pub fn map(file: &File, offset: u64, len: usize, label: &str) -> Result<Source> {
         // SAFETY: as in `open`; the caller compared `offset + len` with the length of the open file.
         let map = unsafe { memmap2::MmapOptions::new().offset(offset).len(len).map(file) }.map_err(|e| io_error(label, "mapping", &e))?;
-        // Without a second number for the file, copies go through the mapping.
-        Ok(Source::new(label.to_owned(), Bytes::Mapped { map, file: RwLock::new(file.try_clone().ok()), start: offset }))
+        Ok(Source::new(label.to_owned(), Bytes::Mapped(map)))
     }
 
     /// Bytes that outlive every use of them, without a copy.
@@ -104,33 +98,10 @@ impl Source {
     /// All bytes.
     pub fn bytes(&self) -> &[u8] {
         match &*self.bytes {
-            Bytes::Mapped { map, .. } => map,
+            Bytes::Mapped(map) => map,
             Bytes::Owned(bytes) => bytes,
             Bytes::Beginning(buffer) => buffer.as_slice(),
             Bytes::Lent(bytes) => bytes,
-        }
-    }
-
-    /// Copies bytes from `at` on. Of a mapped file they are read, which takes the system less than to map their pages and give them back.
-    pub fn copy(&self, at: usize, out: &mut [u8]) -> Result<()> {
-        let all = self.bytes();
-        let end = at.checked_add(out.len()).filter(|end| *end <= all.len());
-        let Some(end) = end else { bail!(Internal, "{}: {} bytes from byte {at} on of {}", self.label, out.len(), all.len()) };
-        #[cfg(unix)]
-        if let Bytes::Mapped { file, start, .. } = &*self.bytes
-            && let Some(file) = &*file.read().unwrap_or_else(PoisonError::into_inner)
-        {
-            use std::os::unix::fs::FileExt;
-            return file.read_exact_at(out, start + at as u64).map_err(|e| io_error(&self.label, "reading", &e));
-        }
-        out.copy_from_slice(&all[at..end]);
-        Ok(())
-    }
-
-    /// Closes a mapped file, whose bytes stay: copies go through the mapping from then on.
-    pub fn close(&self) {
-        if let Bytes::Mapped { file, .. } = &*self.bytes {
-            *file.write().unwrap_or_else(PoisonError::into_inner) = None;
         }
     }
 
@@ -141,7 +112,7 @@ impl Source {
 
     /// Whether pages come from the file on demand.
     pub fn is_mapped(&self) -> bool {
-        matches!(*self.bytes, Bytes::Mapped { .. })
+        matches!(*self.bytes, Bytes::Mapped(_))
     }
 
     /// Bytes that stay in memory for as long as this does and were not there before.
@@ -149,14 +120,14 @@ impl Source {
         match &*self.bytes {
             Bytes::Owned(bytes) => bytes.len() as u64,
             Bytes::Beginning(buffer) => buffer.len() as u64,
-            Bytes::Mapped { .. } | Bytes::Lent(_) => 0,
+            Bytes::Mapped(_) | Bytes::Lent(_) => 0,
         }
     }
 
     /// Gives the pages of a range back to the system; reading them again reads the file again. Advice only.
     pub fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
-        if let Bytes::Mapped { map, .. } = &*self.bytes
+        if let Bytes::Mapped(map) = &*self.bytes
             && range.start < range.end
             && range.end <= map.len()
         {

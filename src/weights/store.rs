@@ -263,11 +263,6 @@ impl Checkpoint {
         }
     }
 
-    /// Closes the files, from which nothing is copied any more.
-    pub fn close(&self) {
-        self.files.iter().for_each(|file| file.close());
-    }
-
     /// Format, files and sizes.
     pub fn describe(&self) -> Description {
         let mut by_dtype: Vec<(DType, u64)> = Vec::new();

@@ -232,14 +232,6 @@ impl Stored {
         }
     }
 
-    /// Copies rows that are stored one behind the other, from row `row` on; nothing unless [`Form::Plain`].
-    pub fn copy_rows(&self, row: usize, cols: usize, out: &mut [u8]) -> Result<()> {
-        match &self.body {
-            Body::Plain(piece) => piece.copy(row, cols, out),
-            Body::Scaled(_) => Ok(()),
-        }
-    }
-
     /// Row `row` as codes of [`Form::Codes`]; gives back the row's gain.
     pub fn code_row(&self, row: usize, form: CodeForm, codes: &mut [i8], scale: &mut [f32], min: &mut [f32]) -> Result<f32> {
         match &self.body {

@@ -36,12 +36,6 @@ impl Piece {
         &self.bytes()[self.row_map.stored(row) * bytes..][..bytes]
     }
 
-    /// Copies stored bytes from row `row` of rows of `cols` elements on.
-    pub fn copy(&self, row: usize, cols: usize, out: &mut [u8]) -> Result<()> {
-        let first = self.row_map.stored(row) * self.dtype.bytes(cols).unwrap_or(0);
-        self.file.copy(self.range.start + first, out)
-    }
-
     /// Number of elements; shapes of open files were checked against their sizes.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
