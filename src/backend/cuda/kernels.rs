@@ -17,7 +17,6 @@ use crate::text::own_stack::Beside;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 // `SOURCES`: every file under kernels/ by its path there, with its text. `PACK`: the pack, where there was one.
@@ -73,7 +72,7 @@ impl Kernels {
         Ok(raw)
     }
 
-    /// Loads files, so that no launch has to. Those that NVRTC has to make, which takes it seconds each, are made by `threads` threads.
+    /// Loads files, so that no launch has to. They are unpacked, or compiled, which takes seconds each, by `threads` threads.
     pub fn ready(&self, at: &Entered<'_>, files: &[&'static str], threads: usize) -> Result<()> {
         let loaded = |file: &str| self.inner.lock().unwrap_or_else(PoisonError::into_inner).modules.iter().any(|(known, _)| *known == file);
         let mut images: Vec<Image> = Vec::new();
@@ -81,7 +80,7 @@ impl Kernels {
             reserve(&mut images, 1, "the list of kernel files")?;
             images.push(Image::of(file, self.capability)?);
         }
-        for image in make(images, threads) {
+        for image in make(images, threads)? {
             let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
             if !inner.modules.iter().any(|(known, _)| *known == image.file) {
                 reserve(&mut inner.modules, 1, "the list of kernel modules")?;
@@ -101,7 +100,7 @@ impl Kernels {
                 let has = |inner: &Inner| inner.modules.iter().any(|(file, _)| *file == "linear_group");
                 let module = |inner: &mut Inner| {
                     reserve(&mut inner.modules, 1, "the list of kernel modules")?;
-                    let module = Image::of("linear_group", self.capability)?.native(at)?;
+                    let module = Image::of("linear_group", self.capability)?.make().native(at)?;
                     inner.modules.push(("linear_group", module));
                     Ok::<(), Error>(())
                 };
@@ -128,7 +127,7 @@ fn find(inner: &mut Inner, capability: (u32, u32), at: &Entered<'_>, kernel: Ker
         Some(module) => module,
         None => {
             reserve(&mut inner.modules, 1, "the list of kernel modules")?;
-            let module = Image::of(kernel.file, capability)?.load(at)?;
+            let module = Image::of(kernel.file, capability)?.make().load(at)?;
             inner.modules.push((kernel.file, module));
             module
         }
@@ -150,18 +149,15 @@ struct Image {
     text: String,
     hash: u64,
     architecture: String,
-    /// Its machine code in the pack.
+    /// Its machine code from the pack, and what NVRTC made of it, where that was looked for already.
     packed: Option<Vec<u8>>,
-    /// What NVRTC made of it, where that was asked already.
     made: Option<Result<Vec<u8>>>,
 }
 
 impl Image {
     fn of(file: &'static str, capability: (u32, u32)) -> Result<Image> {
         let text = flat(file)?;
-        let (hash, architecture) = (pack::hash(text.as_bytes()), architecture(capability));
-        let packed = PACK.and_then(|bytes| pack::find(bytes, file, &architecture, hash));
-        Ok(Image { file, text, hash, architecture, packed, made: None })
+        Ok(Image { file, hash: pack::hash(text.as_bytes()), text, architecture: architecture(capability), packed: None, made: None })
     }
 
     /// Where its machine code is kept between processes, if the host names a folder.
@@ -171,11 +167,13 @@ impl Image {
         Some(folder.join(format!("{file}-{architecture}-{hash:016x}.cubin")))
     }
 
-    /// Compiles it, if nobody has before.
-    fn make(&mut self) {
+    /// Unpacks it, or compiles it if nobody has before.
+    fn make(mut self) -> Image {
+        self.packed = PACK.and_then(|bytes| pack::find(bytes, self.file, &self.architecture, self.hash));
         if self.packed.is_none() && !self.cache_file().is_some_and(|path| path.is_file()) {
             self.made = Some(nvrtc::compile(self.file, &self.text, &self.architecture));
         }
+        self
     }
 
     /// Its module, from the first of its images that the driver takes.
@@ -208,24 +206,24 @@ impl Image {
     }
 }
 
-/// Compiles what nobody has before, by so many threads. What these do not come to is left to whoever loads it.
-fn make(images: Vec<Image>, threads: usize) -> Vec<Image> {
-    let images = Arc::new((AtomicUsize::new(0), images.into_iter().map(Mutex::new).collect::<Vec<_>>()));
-    let work = |images: &(AtomicUsize, Vec<Mutex<Image>>)| {
-        while let Some(image) = images.1.get(images.0.fetch_add(1, Ordering::Relaxed)) {
-            image.lock().unwrap_or_else(PoisonError::into_inner).make();
-        }
+/// Makes images by so many threads, or as many of them as can be started.
+fn make(images: Vec<Image>, threads: usize) -> Result<Vec<Image>> {
+    const WHAT: &str = "compiling kernels";
+    let (count, queue) = (images.len(), Arc::new(Mutex::new(images)));
+    let work = |queue: &Mutex<Vec<Image>>| {
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        std::iter::from_fn(next).map(Image::make).collect::<Vec<_>>()
     };
-    let others: Vec<_> = (1..threads.min(images.1.len()))
-        .map_while(|_| {
-            let images = Arc::clone(&images);
-            Beside::start("compiling kernels", move || work(&images)).ok()
-        })
-        .collect();
-    work(&images);
-    others.into_iter().for_each(|other| drop(other.join("compiling kernels")));
-    let images = Arc::into_inner(images).map(|(_, images)| images).unwrap_or_default();
-    images.into_iter().map(|image| image.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
+    let start = |_| {
+        let queue = Arc::clone(&queue);
+        Beside::start(WHAT, move || work(&queue)).ok()
+    };
+    let others: Vec<_> = (1..threads.min(count)).map_while(start).collect();
+    let mut made = work(&queue);
+    for other in others {
+        made.append(&mut other.join(WHAT)?);
+    }
+    Ok(made)
 }
 
 /// The module of an image.
