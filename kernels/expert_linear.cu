@@ -1,4 +1,4 @@
-// expert_linear: products with routed matrices; src/ops/expert_linear.rs has the definition.
+// expert_linear: products with matrices that are picked by row and slot; src/ops/expert_linear.rs and src/ops/head_linear.rs have the definitions.
 #include "common/routed_panel.cuh"
 
 ROUTED_ALONE(expert_linear_f32, PanelF32, FloatRows)

@@ -1,5 +1,5 @@
-// expert_wide: products of matrices that are picked by row and slot with many rows, on tensor cores. expert_linear.cu and head_linear.cu have the
-// simple forms, src/ops/expert_linear.rs and src/ops/head_linear.rs the definitions.
+// expert_wide: products of matrices that are picked by row and slot with many rows, on tensor cores. expert_linear.cu has the simple
+// forms, src/ops/expert_linear.rs and src/ops/head_linear.rs the definitions.
 //
 // A block has up to 32 pairs (row, slot) of one matrix and 256 of its outputs: each of eight warps a pair of panels, its weights straight
 // from memory, a chunk ahead. Activations of a chunk of 64 k's are put into shared memory in the order in which tensor cores take them, while the chunk
@@ -188,7 +188,7 @@ template <class F> DEVICE void wide_floats(const WideArgs& args, Tile& tile, u32
         barrier();
     }
     wide_store<false>(a, tile, w, acc);
-    hand_on(a, w.part.cols, tile.count, tile.pair);
+    hand_on(a, tile.count, tile.pair);
 }
 
 template <class F> DEVICE void wide_integers(const WideArgs& args, Tile& tile, u32* words, BlockFactor* factors, Order order) {
@@ -228,6 +228,7 @@ template <class F> DEVICE void wide_integers(const WideArgs& args, Tile& tile, u
         barrier();
     }
     wide_store<true>(a, tile, w, acc);
+    hand_on(a, tile.count, tile.pair);
 }
 
 // Grid: (tiles, outputs / 256). Widths are multiples of 32.

@@ -5,6 +5,8 @@
 struct QuantizeArgs {
     View x;
     Q8View y;
+    // Elements of a run, and those behind it that are left out.
+    u32 run, tail;
 };
 
 // Grid: (rows, blocks of a row / warps); a warp makes a block.
@@ -13,5 +15,6 @@ KERNEL_OF(256, quantize_rows, QuantizeArgs) {
     begin();
     u32 block = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= rows || block >= a.y.width / 32) return;
-    quantize_block(row_at(a.x, row)[block * 32 + lane()], row_at(a.y, row) + block);
+    u32 at = block * 32;
+    quantize_block(row_at(a.x, row)[at + at / a.run * a.tail + lane()], row_at(a.y, row) + block);
 }

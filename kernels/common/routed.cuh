@@ -23,8 +23,11 @@ struct RoutedArgs {
     const float* bias;
     // Null, or [matrices + 2] starts by matrix, then the pairs by matrix. The last matrix stands for all ids beyond.
     const u32* sorted;
-    // Outputs of a slot; elements behind a slot's inputs that are handed on behind its outputs.
+    // Outputs of a slot; elements that are handed on behind its outputs.
     u32 outputs, tail;
+    // Where those of the first row and slot are, and elements from row to row and from slot to slot.
+    const float* handed;
+    u32 handed_stride, handed_step;
 };
 
 // Pairs that one block meets with a panel: their matrix, and how many.
@@ -83,11 +86,11 @@ DEVICE void find_tile(const RoutedArgs& a, u32 size, Tile& found) {
     barrier();
 }
 
-// Hands on what is behind the inputs of `count` pairs: one block of those that share them does it.
-DEVICE void hand_on(const RoutedArgs& a, u32 inputs, u32 count, const u32* pairs) {
+// Hands on what `count` pairs have to: one block of those that share them does it.
+DEVICE void hand_on(const RoutedArgs& a, u32 count, const u32* pairs) {
     if (blockIdx.y != 0 || a.part != 0) return;
     for (u32 i = threadIdx.x; i < count * a.tail; i += blockDim.x) {
         u32 pair = pairs[i / a.tail], at = i % a.tail;
-        output_of(a, pair)[a.outputs + at] = input_of<float>(a, pair)[inputs + at];
+        output_of(a, pair)[a.outputs + at] = a.handed[(u64)(pair / a.slots) * a.handed_stride + (u64)(pair % a.slots) * a.handed_step + at];
     }
 }

@@ -42,7 +42,7 @@ template <bool ALONE, class Format, template <u32> class In> DEVICE void routed_
     if (ALONE) routed_panel<Format, In, 1>(a, part, matrix, 1, pairs, scratch);
     else if (count <= 2) routed_panel<Format, In, 2>(a, part, matrix, count, pairs, scratch);
     else routed_panel<Format, In, TOGETHER>(a, part, matrix, count, pairs, scratch);
-    hand_on(a, part.cols, count, pairs);
+    hand_on(a, count, pairs);
 }
 
 // Kernels for a kind of weights.

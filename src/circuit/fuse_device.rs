@@ -85,7 +85,7 @@ fn quantized(circuit: &mut Circuit) {
             }
         };
         if let Some(reader) = only_reader(circuit, value)
-            && let Some(y) = circuit.nodes[reader].op.as_any().downcast_ref::<Quantize>().map(|quantize| quantize.y)
+            && let Some(y) = circuit.nodes[reader].op.as_any().downcast_ref::<Quantize>().filter(|q| q.tail == 0).map(|q| q.y)
         {
             let op: Option<Box<dyn Op>> = match (add, act) {
                 (Some(AddNorm { a, b, weight, eps, sum, .. }), _) => Some(Box::new(AddNormQuantize { a, b, weight, eps, sum, y })),

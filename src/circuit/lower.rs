@@ -17,20 +17,20 @@ pub struct Needs {
 
 /// Connects products to quantised activations where `needs` says so.
 pub fn lower(circuit: &mut Circuit, needs: &dyn Fn(WeightId) -> Needs) {
-    let mut quantized: HashMap<Value, Value> = HashMap::new();
+    let mut quantized: HashMap<(Value, usize, usize), Value> = HashMap::new();
     let mut nodes = Vec::with_capacity(circuit.nodes.len() + circuit.nodes.len() / 4);
     for mut node in std::mem::take(&mut circuit.nodes) {
         if let Some(product) = node.op.product() {
-            let (x, need) = (*product.x, needs(product.weight));
+            let (x, need, runs, tail) = (*product.x, needs(product.weight), product.runs, product.tail);
             if need.q8 {
-                *product.q = *quantized.entry(x).or_insert_with(|| {
+                *product.q = *quantized.entry((x, runs, tail)).or_insert_with(|| {
                     let shape = circuit.values[x.0 as usize].shape;
-                    let y = circuit.new_value(Shape { kind: Kind::Q8, sliced: false, ..shape });
-                    nodes.push(Node { op: Box::new(Quantize { x, y }), layer: node.layer });
+                    let y = circuit.new_value(Shape { kind: Kind::Q8, sliced: false, width: shape.width - runs * tail, ..shape });
+                    nodes.push(Node { op: Box::new(Quantize { x, runs, tail, y }), layer: node.layer });
                     y
                 });
             }
-            if !need.f32 {
+            if !need.f32 && tail == 0 {
                 *product.x = Value::NONE;
             }
         }

@@ -219,7 +219,7 @@ impl Compressed {
             y: Value::NONE,
         });
         let a = self.turn(t, a, d.head_dim, ropes, true);
-        let a = t.op(HeadLinear { x: a, weight: self.out_a, heads: d.out_groups, tail: 0, y: Value::NONE });
+        let a = t.op(HeadLinear { x: a, q: Value::NONE, weight: self.out_a, heads: d.out_groups, tail: 0, y: Value::NONE });
         self.out_b.record(t, a)
     }
 }

@@ -250,7 +250,7 @@ impl Mla {
                     false => parts.latent,
                 };
                 t.record(RecordWrite { x: key, records: *records });
-                let q = t.op(HeadLinear { x: parts.q, weight: into, heads: d.heads, tail: d.rope_dim, y: Value::NONE });
+                let q = t.op(HeadLinear { x: parts.q, q: Value::NONE, weight: into, heads: d.heads, tail: d.rope_dim, y: Value::NONE });
                 let a = t.op(SharedAttention {
                     q,
                     heads: d.heads,
@@ -263,7 +263,7 @@ impl Mla {
                     sinks: None,
                     y: Value::NONE,
                 });
-                t.op(HeadLinear { x: a, weight: out_of, heads: d.heads, tail: 0, y: Value::NONE })
+                t.op(HeadLinear { x: a, q: Value::NONE, weight: out_of, heads: d.heads, tail: 0, y: Value::NONE })
             }
             (Cache::Expanded(state, spec), KvB::Whole(weight)) => {
                 let kv = t.op(ops::Linear { x: parts.latent, q: Value::NONE, weight, bias: None, y: Value::NONE });

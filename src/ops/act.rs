@@ -172,6 +172,8 @@ impl Activation {
 
 /// Columns in a chunk: enough to be worth sharing when one row is wide.
 const COLUMNS: usize = 1024;
+/// What stands in for `up` where there is none.
+static ONES: [f32; COLUMNS] = [1.0; COLUMNS];
 
 impl Op for ActMul {
     op_common!("act_mul");
@@ -242,11 +244,7 @@ impl Op for ActMul {
                     (Activation::Relu2, None) => y.iter_mut().zip(gate).for_each(|(y, g)| *y = g.max(0.0) * g.max(0.0)),
                     (Activation::ClampedSilu { limit }, Some(up)) => bounded(frame, (limit, 1.0, 0.0), gate, up, y),
                     (Activation::SwigluOai { alpha, limit }, Some(up)) => bounded(frame, (limit, alpha, 1.0), gate, up, y),
-                    (Activation::Sigmoid, up) => {
-                        for (i, y) in y.iter_mut().enumerate() {
-                            *y = up.map_or(1.0, |up| up[i]) / (1.0 + (-gate[i]).exp());
-                        }
-                    }
+                    (Activation::Sigmoid, up) => frame.simd.sigmoid_mul(gate, up.unwrap_or(&ONES[..gate.len()]), y),
                     (act, Some(up)) => {
                         for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
                             *y = act.gated(f64::from(*gate), f64::from(*up)) as f32;

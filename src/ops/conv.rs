@@ -34,10 +34,10 @@ pub struct Conv {
 const MOST_TAPS: usize = 16;
 /// Most inputs a slot keeps; published models have up to 9.
 const MOST_TAIL: usize = 32;
-/// Channels computed together.
-const LANES: usize = 16;
 /// Channels of a chunk, for few and for many rows.
 const BLOCKS: (usize, usize) = (512, 64);
+/// A factor that changes nothing.
+static ONES: [f32; BLOCKS.0] = [1.0; BLOCKS.0];
 
 impl Conv {
     /// Inputs the slot keeps.
@@ -175,50 +175,42 @@ impl Op for Conv {
         turn.each(frame.batch.segments.len() * blocks, 1, |range| {
             for item in range {
                 let (segment, start) = (item / blocks, item % blocks * block);
-                for c in (start..(start + block).min(width)).step_by(LANES) {
-                    self.lanes(frame, segment, &frame.batch.segments[segment], c..(c + LANES).min(width));
-                }
+                self.block(frame, segment, &frame.batch.segments[segment], start..(start + block).min(width));
             }
         });
     }
 }
 
 impl Conv {
-    /// Up to sixteen channels of one segment, row by row.
-    fn lanes(&self, frame: &Frame<'_>, index: usize, segment: &Segment, channels: Range<usize>) {
-        let (n, taps) = (channels.len(), self.taps);
+    /// Some channels of one segment, row by row.
+    fn block(&self, frame: &Frame<'_>, index: usize, segment: &Segment, channels: Range<usize>) {
+        let taps = self.taps;
         let weight = &frame.weight(self.weight).vector()[channels.start * taps..channels.end * taps];
-        let mut w = [[0.0f32; LANES]; MOST_TAPS];
-        for (lane, own) in weight.chunks(taps).enumerate() {
-            own.iter().enumerate().for_each(|(j, v)| w[j][lane] = *v);
-        }
-        let mut bias = [0.0f32; LANES];
-        if let Some(id) = self.bias {
-            bias[..n].copy_from_slice(&frame.weight(id).vector()[channels.clone()]);
-        }
+        let bias = self.bias.map(|id| &frame.weight(id).vector()[channels.clone()]);
         let tail_row = self.tail_rows(frame, index, &channels);
         let mut tail: [&mut [f32]; MOST_TAIL] = std::array::from_fn(|_| Default::default());
         let tail = &mut tail[..Conv::tail(taps, self.dilation)];
         tail.iter_mut().enumerate().for_each(|(t, row)| *row = tail_row(t));
-        let y = frame.output(self.y);
+        let (y, mut sums) = (frame.output(self.y), [0.0f32; BLOCKS.0]);
+        let sums = &mut sums[..channels.len()];
         for (t, row) in segment.rows.clone().enumerate() {
-            let mut sum = bias;
-            for (j, w) in w[..taps].iter().enumerate() {
+            let mut inputs: [&[f32]; MOST_TAPS] = [&[]; MOST_TAPS];
+            for (j, x) in inputs[..taps].iter_mut().enumerate() {
                 let back = (taps - 1 - j) * self.dilation;
-                let x = if t >= back { &frame.row(self.x, row - back)[channels.clone()] } else { &*tail[tail.len() - (back - t)] };
-                for ((sum, w), x) in sum.iter_mut().zip(w).zip(x) {
-                    *sum += w * x;
-                }
+                *x = if t >= back { &frame.row(self.x, row - back)[channels.clone()] } else { &*tail[tail.len() - (back - t)] };
             }
+            match bias {
+                Some(bias) => sums.copy_from_slice(bias),
+                None => sums.fill(0.0),
+            }
+            frame.simd.taps(weight, &inputs[..taps], sums);
             // SAFETY: the chunk's channels of this segment's rows belong to it alone.
             let y = unsafe { y.piece(row, channels.clone()) };
             if self.silu {
-                let mut out = [0.0f32; LANES];
-                // Always sixteen wide, so that a channel's bits do not depend on how blocks were cut.
-                frame.simd.silu_mul(&sum, &[1.0; LANES], &mut out);
-                sum = out;
+                frame.simd.silu_mul(sums, &ONES[..sums.len()], y);
+            } else {
+                y.copy_from_slice(sums);
             }
-            y.copy_from_slice(&sum[..n]);
         }
         self.advance(frame, &segment.rows, &channels, tail);
     }

@@ -42,18 +42,21 @@ impl Decay {
     fn piece(&self, frame: &Frame<'_>, row: usize, start: usize, y: &mut [f32]) {
         let (a_log, bias) = (frame.weight(self.a_log).vector(), frame.weight(self.bias).vector());
         let gates = bias.len() / a_log.len();
-        let x = &frame.row(self.x, row)[start..];
-        let mut rate = self.rate(a_log[start / gates]);
-        for (i, y) in y.iter_mut().enumerate() {
-            if (start + i).is_multiple_of(gates) {
-                rate = self.rate(a_log[(start + i) / gates]);
-            }
-            let x = x[i] + bias[start + i];
-            *y = match self.floor {
-                None => (-rate * softplus(x)).exp(),
-                Some(floor) => (floor / (1.0 + (-rate * x).exp())).exp(),
-            };
+        y.iter_mut().zip(&frame.row(self.x, row)[start..]).zip(&bias[start..]).for_each(|((y, x), bias)| *y = x + bias);
+        if self.floor.is_none() {
+            frame.simd.softplus(y);
         }
+        let mut at = start;
+        while at < start + y.len() {
+            let end = (at / gates * gates + gates).min(start + y.len());
+            frame.simd.scale(-self.rate(a_log[at / gates]), &mut y[at - start..end - start]);
+            at = end;
+        }
+        if let Some(floor) = self.floor {
+            frame.simd.exp(y);
+            y.iter_mut().for_each(|y| *y = floor / (1.0 + *y));
+        }
+        frame.simd.exp(y);
     }
 }
 

@@ -7,12 +7,9 @@
 
 use super::routed::Routed;
 use super::scratch::{self, Scratch, sized};
-use super::{
-    Frame, Gpu, GpuWeight, Kind, LayoutKind, Matrix, Op, PagedExperts, Port, Product, Shape, Shapes, Turn, Uses, Value, Weight, WeightId,
-};
+use super::{Frame, Gpu, GpuWeight, Kind, Matrix, Op, PagedExperts, Port, Product, Shape, Shapes, Turn, Uses, Value, Weight, WeightId};
 use crate::backend::cpu::activations::{Activations, Epilogue, Q8_BLOCK};
 use crate::backend::cpu::pack::{LANES, Packed};
-use crate::backend::cuda::launch::Kernel;
 use crate::error::Result;
 use crate::{ensure, op_common};
 use std::ops::Range;
@@ -271,21 +268,6 @@ impl<'a> Experts<'a> {
     }
 }
 
-/// Kernels for a kind of weights.
-fn kernels(kind: LayoutKind) -> (Kernel, Option<Kernel>) {
-    let (alone, together) = match kind {
-        LayoutKind::F32 => ("expert_linear_f32", "expert_linear_f32_together"),
-        LayoutKind::Bf16 => ("expert_linear_bf16", "expert_linear_bf16_together"),
-        LayoutKind::F16 => ("expert_linear_f16", "expert_linear_f16_together"),
-        LayoutKind::F8 => ("expert_linear_f8", "expert_linear_f8_together"),
-        LayoutKind::I8 => ("expert_linear_i8", "expert_linear_i8_together"),
-        LayoutKind::I4 => ("expert_linear_i4", "expert_linear_i4_together"),
-        LayoutKind::Table => ("expert_linear_table", "expert_linear_table_together"),
-    };
-    let kernel = |name| Kernel { file: "expert_linear", name };
-    (kernel(alone), Some(kernel(together)))
-}
-
 impl Op for ExpertLinear {
     op_common!("expert_linear");
 
@@ -301,7 +283,7 @@ impl Op for ExpertLinear {
     }
 
     fn product(&mut self) -> Option<Product<'_>> {
-        Some(Product { weight: self.weight, x: &mut self.x, q: &mut self.q })
+        Some(Product { weight: self.weight, x: &mut self.x, q: &mut self.q, runs: 1, tail: 0 })
     }
 
     fn weight(&self) -> Option<Uses> {
@@ -374,9 +356,9 @@ impl Op for ExpertLinear {
             _ => 0,
         };
         let step = if gpu.width(x) == cols { 0 } else { cols };
-        let ExpertLinear { route, weight, bias, slots, y, .. } = *self;
-        let routed = Routed { step, q8: true, route, weight, bias, slots, tail: 0, y };
-        routed.launch(gpu, gpu.width(y) / slots, kernels, |kind| if kind >= LayoutKind::I8 { self.q } else { self.x })
+        let ExpertLinear { q, route, weight, bias, slots, y, .. } = *self;
+        let routed = Routed { x: self.x, q, step, route, weight, bias, slots, tail: 0, y };
+        routed.launch(gpu, gpu.width(y) / slots)
     }
 
     fn gpu_scratch(&self, rows: usize, _segments: usize, _context: usize, _processors: usize) -> usize {

@@ -4,7 +4,7 @@
 //! A selection is a row of indices as whole numbers, ascending, -1 where there are fewer. Ties go to the lower index.
 #![allow(unsafe_code)] // rows of outputs, disjoint by `Turn::each`
 
-use super::lanes::{dot, dot64};
+use super::lanes::dot64;
 use super::records::GpuRecords;
 use super::{Frame, Gpu, Op, Port, Records, Shape, Shapes, StateId, Turn, Value, View, scratch};
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
@@ -33,8 +33,8 @@ impl Indexer {
         let key = self.keys.read(&frame.pages(segment, self.keys.state), j, key);
         let heads = frame.row(self.q, row).chunks(key.len());
         match self.weights.is_some() {
-            true => heads.zip(frame.row(self.weights, row)).map(|(q, w)| w * dot(q, key).max(0.0)).sum(),
-            false => heads.map(|q| dot(q, key).max(0.0)).sum(),
+            true => heads.zip(frame.row(self.weights, row)).map(|(q, w)| w * frame.simd.dot(q, key).max(0.0)).sum(),
+            false => heads.map(|q| frame.simd.dot(q, key).max(0.0)).sum(),
         }
     }
 

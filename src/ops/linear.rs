@@ -59,7 +59,7 @@ impl Op for Linear {
     }
 
     fn product(&mut self) -> Option<Product<'_>> {
-        Some(Product { weight: self.weight, x: &mut self.x, q: &mut self.q })
+        Some(Product { weight: self.weight, x: &mut self.x, q: &mut self.q, runs: 1, tail: 0 })
     }
 
     fn weight(&self) -> Option<Uses> {

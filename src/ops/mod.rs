@@ -234,10 +234,14 @@ pub trait Shapes {
 pub struct Product<'a> {
     /// The weight.
     pub weight: WeightId,
-    /// f32, or none once no part wants it.
+    /// f32, or none once no part wants it and there is no tail.
     pub x: &'a mut Value,
-    /// Q8, or none until some part wants it.
+    /// Q8, without tails, or none until some part wants it.
     pub q: &'a mut Value,
+    /// Runs of a row that are multiplied; 1 is the row.
+    pub runs: usize,
+    /// Elements behind each run that are not.
+    pub tail: usize,
 }
 
 /// How an operation uses a matrix, or a matrix for each expert.

@@ -14,6 +14,8 @@ const QUANTIZE: Kernel = Kernel { file: "quantize", name: "quantize_rows" };
 struct QuantizeArgs {
     x: View,
     y: View,
+    run: u32,
+    tail: u32,
 }
 
 // SAFETY: the struct of kernels/quantize.cu.
@@ -22,10 +24,22 @@ unsafe impl Args for QuantizeArgs {}
 /// `y = round(x / scale)` by blocks of 32, `scale = max|x| / 127`.
 #[derive(Clone, Debug)]
 pub struct Quantize {
-    /// `[rows, width]` f32; `width` is a multiple of 32.
+    /// `[rows, runs * (width + tail)]` f32; `width` is a multiple of 32.
     pub x: Value,
-    /// `[rows, width]` Q8.
+    /// Runs of a row; 1 but for matrices that each have their own.
+    pub runs: usize,
+    /// Elements behind each run that are left out.
+    pub tail: usize,
+    /// `[rows, runs * width]` Q8.
     pub y: Value,
+}
+
+impl Quantize {
+    /// The runs of a row of `x` with their blocks in a row of `y`.
+    fn runs<'a>(&self, x: &'a [f32], y: &'a mut [Q8Block]) -> impl Iterator<Item = (&'a [f32], &'a mut [Q8Block])> {
+        let (step, tail) = (x.len() / self.runs, self.tail);
+        x.chunks(step).map(move |x| &x[..step - tail]).zip(y.chunks_mut((step - tail) / Q8_BLOCK))
+    }
 }
 
 impl Op for Quantize {
@@ -37,12 +51,15 @@ impl Op for Quantize {
 
     fn check(&self, shapes: &dyn Shapes) -> Result<Vec<Shape>> {
         let x = shapes.value(self.x);
-        ensure!(x.kind == Kind::F32 && x.width.is_multiple_of(32), Internal, "quantize: {x:?} is no row of 32-element blocks");
-        Ok(vec![Shape { rows: x.rows, width: x.width, kind: Kind::Q8, sliced: false }])
+        let width = (x.width / self.runs).saturating_sub(self.tail);
+        let fits = x.kind == Kind::F32 && width.is_multiple_of(32) && width > 0 && x.width == self.runs * (width + self.tail);
+        ensure!(fits, Internal, "quantize: {x:?} has no {} runs of 32-element blocks and {}", self.runs, self.tail);
+        Ok(vec![Shape { rows: x.rows, width: self.runs * width, kind: Kind::Q8, sliced: false }])
     }
 
     fn launch(&self, gpu: &Gpu<'_>) -> Result<()> {
-        let args = QuantizeArgs { x: gpu.view(self.x), y: gpu.view(self.y) };
+        let run = (gpu.width(self.y) / self.runs) as u32;
+        let args = QuantizeArgs { x: gpu.view(self.x), y: gpu.view(self.y), run, tail: self.tail as u32 };
         let blocks = gpu.width(self.y) / Q8_BLOCK;
         gpu.launch(QUANTIZE, Grid::new([gpu.rows(self.y), blocks.div_ceil(8), 1], blocks.clamp(1, 8) * 32).early(), &args)
     }
@@ -54,14 +71,16 @@ impl Op for Quantize {
     fn scalar(&self, frame: &Frame<'_>) {
         for row in 0..frame.rows(self.y) {
             // SAFETY: alone.
-            quantize_row(frame.row(self.x, row), unsafe { frame.output_q8(self.y, row) });
+            let y = unsafe { frame.output_q8(self.y, row) };
+            self.runs(frame.row(self.x, row), y).for_each(|(x, y)| quantize_row(x, y));
         }
     }
 
     fn run(&self, frame: &Frame<'_>, turn: &Turn<'_>) {
         turn.each_row(frame.rows(self.y), frame.slot(self.y).width, |row| {
             // SAFETY: `each_row` gives a row to one worker.
-            frame.simd.quantize_row(frame.row(self.x, row), unsafe { frame.output_q8(self.y, row) });
+            let y = unsafe { frame.output_q8(self.y, row) };
+            self.runs(frame.row(self.x, row), y).for_each(|(x, y)| frame.simd.quantize_row(x, y));
         });
     }
 }

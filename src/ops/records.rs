@@ -6,10 +6,10 @@
 #![allow(unsafe_code)] // bytes of pages, disjoint by position
 
 use super::{Frame, Gpu, KvPages, KvSpec, KvType, Op, PAGE, Port, Shape, Shapes, StateId, Turn, Value, View};
+use crate::backend::cpu::simd;
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{ensure, op_common};
-use half::{bf16, f16};
 
 /// Where and how records are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,19 +54,16 @@ impl Records {
         match self.dtype {
             // SAFETY: the page holds `spec` records; an earlier operation or step wrote this one, nobody writes it now.
             KvType::F32 => unsafe { std::slice::from_raw_parts(page.cast::<f32>().add(at), count) },
-            KvType::F16 => {
-                for (i, v) in scratch[..count].iter_mut().enumerate() {
-                    // SAFETY: as above.
-                    *v = unsafe { page.cast::<f16>().add(at + i).read() }.to_f32();
+            KvType::F16 | KvType::Bf16 => {
+                // SAFETY: as above.
+                let stored = unsafe { std::slice::from_raw_parts(page.cast::<u16>().add(at), count) };
+                let (simd, values) = (simd::table(), &mut scratch[..count]);
+                if self.dtype == KvType::F16 {
+                    simd.from_f16(stored, values)
+                } else {
+                    simd.from_bf16(stored, values)
                 }
-                &scratch[..count]
-            }
-            KvType::Bf16 => {
-                for (i, v) in scratch[..count].iter_mut().enumerate() {
-                    // SAFETY: as above.
-                    *v = unsafe { page.cast::<bf16>().add(at + i).read() }.to_f32();
-                }
-                &scratch[..count]
+                values
             }
             KvType::Q8 => unreachable!("check() refused it"),
         }
@@ -77,17 +74,16 @@ impl Records {
     /// # Safety
     /// Nobody else touches this record now.
     pub(super) unsafe fn write(&self, pages: &KvPages, index: usize, values: &[f32]) {
+        assert!(values.len() <= self.width);
         let (page, at) = self.at(pages, index);
-        for (i, v) in values.iter().enumerate() {
-            // SAFETY: inside the page as above; alone by the caller's promise.
-            unsafe {
-                match self.dtype {
-                    KvType::F32 => page.cast::<f32>().add(at + i).write(*v),
-                    KvType::F16 => page.cast::<f16>().add(at + i).write(f16::from_f32(*v)),
-                    KvType::Bf16 => page.cast::<bf16>().add(at + i).write(bf16::from_f32(*v)),
-                    KvType::Q8 => unreachable!("check() refused it"),
-                }
-            }
+        // SAFETY: inside the page as above; alone by the caller's promise.
+        let half = || unsafe { std::slice::from_raw_parts_mut(page.cast::<u16>().add(at), values.len()) };
+        match self.dtype {
+            // SAFETY: as above.
+            KvType::F32 => unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), page.cast::<f32>().add(at), values.len()) },
+            KvType::F16 => simd::table().to_f16(values, half()),
+            KvType::Bf16 => simd::table().to_bf16(values, half()),
+            KvType::Q8 => unreachable!("check() refused it"),
         }
     }
 

@@ -5,16 +5,19 @@
 #![allow(unsafe_code)] // argument structs
 
 use super::{Gpu, GpuWeight, LayoutKind, Part, Value, View, WeightId};
+use crate::backend::cpu::activations::Q8_BLOCK;
 use crate::backend::cuda::launch::{Args, Grid, Kernel};
 use crate::error::Result;
 use crate::{bail, ensure};
 
 /// What is multiplied.
 pub(super) struct Routed {
-    /// Elements of the input from slot to slot; 0 where all share one.
+    /// What float matrices meet, or none.
+    pub x: Value,
+    /// What integer ones meet, or none.
+    pub q: Value,
+    /// Elements of the input from slot to slot, tails left out; 0 where all share one.
     pub step: usize,
-    /// Whether integers meet 8-bit inputs.
-    pub q8: bool,
     /// See [`super::Route`], or none.
     pub route: Value,
     /// The matrices.
@@ -23,7 +26,7 @@ pub(super) struct Routed {
     pub bias: Option<WeightId>,
     /// Matrices a row meets.
     pub slots: usize,
-    /// Elements behind each slot's inputs that are handed on.
+    /// Elements behind each slot's inputs in `x` that are handed on.
     pub tail: usize,
     /// The output.
     pub y: Value,
@@ -48,6 +51,9 @@ struct RoutedArgs {
     sorted: u64,
     outputs: u32,
     tail: u32,
+    handed: u64,
+    handed_stride: u32,
+    handed_step: u32,
 }
 
 // SAFETY: the struct of kernels/common/routed.cuh.
@@ -90,12 +96,24 @@ const SORTED_ROWS: usize = 4;
 /// Matrices that scratch memory is reserved for; more of them are met one by one.
 const MOST_MATRICES: usize = 4094;
 
-/// Kernels for a kind of weights: for pairs met alone, and together where there is one.
-pub(super) type Kernels = fn(LayoutKind) -> (Kernel, Option<Kernel>);
+/// Kernels for a kind of weights: for pairs met alone, and together.
+fn kernels(kind: LayoutKind) -> (Kernel, Kernel) {
+    let (alone, together) = match kind {
+        LayoutKind::F32 => ("expert_linear_f32", "expert_linear_f32_together"),
+        LayoutKind::Bf16 => ("expert_linear_bf16", "expert_linear_bf16_together"),
+        LayoutKind::F16 => ("expert_linear_f16", "expert_linear_f16_together"),
+        LayoutKind::F8 => ("expert_linear_f8", "expert_linear_f8_together"),
+        LayoutKind::I8 => ("expert_linear_i8", "expert_linear_i8_together"),
+        LayoutKind::I4 => ("expert_linear_i4", "expert_linear_i4_together"),
+        LayoutKind::Table => ("expert_linear_table", "expert_linear_table_together"),
+    };
+    let kernel = |name| Kernel { file: "expert_linear", name };
+    (kernel(alone), kernel(together))
+}
 
 impl Routed {
-    /// Queues the product; `kernels` names them for a kind of weights, `input` says which form of the input it meets.
-    pub(super) fn launch(&self, gpu: &Gpu<'_>, outputs: usize, kernels: Kernels, input: impl Fn(LayoutKind) -> Value) -> Result<()> {
+    /// Queues the product.
+    pub(super) fn launch(&self, gpu: &Gpu<'_>, outputs: usize) -> Result<()> {
         let GpuWeight::Experts { parts, table } = gpu.weight(self.weight) else {
             bail!(Unsupported, "experts that stay in their file have no GPU kernel");
         };
@@ -120,16 +138,23 @@ impl Routed {
             sorted: sorted.unwrap_or(0),
             outputs: outputs as u32,
             tail: self.tail as u32,
+            handed: 0,
+            handed_stride: 0,
+            handed_step: (self.step + self.tail) as u32,
         };
+        if self.tail > 0 {
+            let x = gpu.view(self.x);
+            (args.handed, args.handed_stride) = (x.data + 4 * self.step as u64, x.stride);
+        }
         if self.route.is_some() {
             let route = gpu.view(self.route);
             (args.route, args.route_stride) = (route.data, route.stride);
         }
         for (index, part) in first.iter().enumerate() {
-            let value = input(part.kind);
+            let (value, step) = if part.kind >= LayoutKind::I8 { (self.q, self.step / Q8_BLOCK) } else { (self.x, self.step + self.tail) };
             ensure!(value.is_some(), Internal, "a product's input for {:?} is not connected", part.kind);
-            let (x, unit) = (gpu.view(value), if gpu.is_q8(value) { 32 } else { 1 });
-            (args.part, args.x, args.x_stride, args.x_step) = (index as u32, x.data, x.stride, (self.step / unit) as u32);
+            let x = gpu.view(value);
+            (args.part, args.x, args.x_stride, args.x_step) = (index as u32, x.data, x.stride, step as u32);
             if let Some(kernel) = wide(part).filter(|_| !gpu.fixed_order() && self.fits_wide(part, x.stride, args.x_step, pairs, matrices))
             {
                 let tiles = if sorted.is_some() { tiles(pairs, matrices, WIDE) } else { self.slots * rows.div_ceil(WIDE) };
@@ -140,22 +165,23 @@ impl Routed {
                 }
             }
             let (alone, together) = kernels(part.kind);
-            let (kernel, blocks) = match together {
-                Some(kernel) if sorted.is_some() => (kernel, tiles(pairs, matrices, TOGETHER)),
-                Some(kernel) if !self.route.is_some() && rows > 1 => (kernel, self.slots * rows.div_ceil(TOGETHER)),
-                _ => (alone, pairs),
+            let (kernel, blocks) = if sorted.is_some() {
+                (together, tiles(pairs, matrices, TOGETHER))
+            } else if !self.route.is_some() && rows > 1 {
+                (together, self.slots * rows.div_ceil(TOGETHER))
+            } else {
+                (alone, pairs)
             };
             gpu.launch(kernel, Grid::new([blocks, part.rows.div_ceil(16) as usize, 1], 128), &args)?;
         }
         Ok(())
     }
 
-    /// Whether there is enough to do for tensor cores, in pieces that are aligned: widths in whole blocks, rows of sixteen bytes. Integers meet
-    /// 8-bit inputs there.
+    /// Whether there is enough to do for tensor cores, in pieces that are aligned: widths in whole blocks, rows of sixteen bytes.
     fn fits_wide(&self, part: &Part, stride: u32, step: u32, pairs: usize, matrices: usize) -> bool {
         let integer = part.kind >= LayoutKind::I8;
         let aligned = part.cols.is_multiple_of(32) && (integer || (stride.is_multiple_of(4) && step.is_multiple_of(4)));
-        aligned && (!integer || self.q8) && pairs >= WIDE_FROM * matrices
+        aligned && pairs >= WIDE_FROM * matrices
     }
 
     /// Sorts pairs by matrix where that pays; the address of what came out.

@@ -5,7 +5,7 @@
 //! running maximum; so bits do not depend on the batch.
 #![allow(unsafe_code)] // pieces of outputs, disjoint by row and head
 
-use super::lanes::{axpy, dot, dot64};
+use super::lanes::dot64;
 use super::records::GpuRecords;
 use super::splits::GpuSplits;
 use super::{Frame, Gpu, Op, Port, Records, Shape, Shapes, StateId, Turn, Value, View, scratch};
@@ -69,21 +69,21 @@ impl SelectedAttention {
         let mut total = [0.0f32; HEADS];
         self.visit(frame, row, kv_head, scratch, |k, v| {
             for (i, (q, y)) in q.chunks(self.key_dim).zip(y.chunks_mut(self.value_dim)).enumerate() {
-                let score = dot(q, k) * self.scale;
+                let score = frame.simd.dot(q, k) * self.scale;
                 if score > most[i] {
                     let shrink = (most[i] - score).exp();
                     total[i] *= shrink;
-                    y.iter_mut().for_each(|v| *v *= shrink);
+                    frame.simd.scale(shrink, y);
                     most[i] = score;
                 }
                 let weight = (score - most[i]).exp();
                 total[i] += weight;
-                axpy(weight, v, y);
+                frame.simd.axpy(weight, v, y);
             }
         });
         for (i, y) in y.chunks_mut(self.value_dim).enumerate() {
             let factor = if total[i] > 0.0 { 1.0 / total[i] } else { 0.0 };
-            y.iter_mut().for_each(|v| *v *= factor);
+            frame.simd.scale(factor, y);
         }
     }
 }

@@ -6,7 +6,7 @@
 //! selection lists them), then compressed rows; softmax with a running maximum. So bits do not depend on the batch.
 #![allow(unsafe_code)] // pieces of outputs, disjoint by row and head
 
-use super::lanes::{axpy, dot, dot64};
+use super::lanes::dot64;
 use super::records::GpuRecords;
 use super::splits::GpuSplits;
 use super::{Frame, Gpu, Op, Port, Records, Shape, Shapes, StateId, Turn, Value, View, WeightId, scratch};
@@ -103,21 +103,21 @@ impl SharedAttention {
         }
         self.visit(frame, segment, row, scratch, |k| {
             for (i, (q, y)) in q.chunks(width).zip(y.chunks_mut(value_dim)).enumerate() {
-                let score = dot(q, k) * self.scale;
+                let score = frame.simd.dot(q, k) * self.scale;
                 if score > most[i] {
                     let shrink = (most[i] - score).exp();
                     total[i] *= shrink;
-                    y.iter_mut().for_each(|v| *v *= shrink);
+                    frame.simd.scale(shrink, y);
                     most[i] = score;
                 }
                 let weight = (score - most[i]).exp();
                 total[i] += weight;
-                axpy(weight, &k[..value_dim], y);
+                frame.simd.axpy(weight, &k[..value_dim], y);
             }
         });
         for (i, y) in y.chunks_mut(value_dim).enumerate() {
             let factor = if total[i] > 0.0 { 1.0 / total[i] } else { 0.0 };
-            y.iter_mut().for_each(|v| *v *= factor);
+            frame.simd.scale(factor, y);
         }
     }
 }

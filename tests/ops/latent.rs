@@ -39,13 +39,22 @@ fn pieces_of_latent_attention() {
             b.t.op(RopeTail { x, table, head_dim: 12, style, inverse, y: Value::NONE })
         });
     }
-    for layout in [Layout::F32, Layout::Bf16, Layout::F8, Layout::I8 { block: 32, min: false }] {
-        for (outputs, tail) in [(20, 5), (80, 0)] {
+    let table = std::array::from_fn(|i| (i as i8 - 8) * 9);
+    let integers = [
+        Layout::I8 { block: 32, min: false },
+        Layout::I8 { block: 16, min: true },
+        Layout::I4 { block: 32, min: false },
+        Layout::I4 { block: 32, min: true },
+        Layout::I4Table { block: 16, table },
+    ];
+    for layout in [Layout::F32, Layout::Bf16, Layout::F8].into_iter().chain(integers) {
+        // Tails of any length: 8-bit blocks leave them out. The last has its matrices in two parts.
+        for (outputs, tail) in [(20, 5), (80, 0), (120, 32)] {
             let part = move |h: usize| vec![Part::slice("w", [3, outputs, 64], h, outputs)];
             let declare = move |d: &mut Declarations| vec![d.experts("w", (0..3).map(part).collect(), 64).0];
             compare(&format!("head_linear {layout:?} {outputs}"), declare, layout, 1e-5, |b, w| {
                 let x = b.given(3 * (64 + tail));
-                b.t.op(HeadLinear { x, weight: WeightId(w[0]), heads: 3, tail, y: Value::NONE })
+                b.t.op(HeadLinear { x, q: Value::NONE, weight: WeightId(w[0]), heads: 3, tail, y: Value::NONE })
             });
         }
     }

@@ -227,6 +227,8 @@ macro_rules! row_functions {
             fn axpy_f16(a: f32, x: &[u16], y: &mut [f32]) [x y] = vector::axpy::<S, _>(a, as_h16(x), y);
             /// `y += x`
             fn add(x: &[f32], y: &mut [f32]) [x y] = vector::add::<S>(x, y);
+            /// `y[c] += sum_j w[c][j] x[j][c]`; each of `x` is as long as `y`.
+            fn taps(w: &[f32], x: &[&[f32]], y: &mut [f32]) [] = vector::taps::<S>(w, x, y);
             /// `x *= a`
             fn scale(a: f32, x: &mut [f32]) [] = vector::scale(a, x);
             /// `out = x / sqrt(mean(x^2) + eps) * w`
@@ -234,10 +236,14 @@ macro_rules! row_functions {
                 vector::rms_norm::<S>(x, w, eps, out);
             /// `out = silu(gate) * up`
             fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) [gate up out] = vector::silu_mul::<S>(gate, up, out);
+            /// `out = sigmoid(gate) * up`
+            fn sigmoid_mul(gate: &[f32], up: &[f32], out: &mut [f32]) [gate up out] = vector::sigmoid_mul::<S>(gate, up, out);
             /// `out = gelu(gate) * up`, the tanh form of gelu.
             fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) [gate up out] = vector::gelu_tanh_mul::<S>(gate, up, out);
             /// `x = exp(x)`: within 2 units in the last place, 0 below the smallest normal number, NaN stays.
             fn exp(x: &mut [f32]) [] = vector::exp_row::<S>(x);
+            /// `x = ln(1 + exp(x))`
+            fn softplus(x: &mut [f32]) [] = vector::softplus_row::<S>(x);
             /// `x = cap * tanh(x / cap)`
             fn softcap(cap: f32, x: &mut [f32]) [] = vector::softcap::<S>(cap, x);
             /// The largest element; NaN if there is one, minus infinity for none.

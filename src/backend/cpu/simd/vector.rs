@@ -213,6 +213,11 @@ pub(super) fn silu_mul<S: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
 }
 
 #[inline(always)]
+pub(super) fn sigmoid_mul<S: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    zip(gate, up, out, |g, u| u / (1.0 + exp::<S>(-g)));
+}
+
+#[inline(always)]
 pub(super) fn gelu_tanh_mul<S: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
     // 0.5 (1 + tanh(u)) is the logistic function of 2u, which has no cancellation.
     const TWICE_ROOT: f32 = 1.595_769_2;
@@ -236,6 +241,39 @@ pub(super) unsafe fn add<S: Lanes>(x: &[f32], y: &mut [f32]) {
     }
 }
 
+/// `y[c] += sum_j w[c][j] x[j][c]`, the sum in the order of `x`.
+#[inline(always)]
+pub(super) fn taps<S: Lanes>(w: &[f32], x: &[&[f32]], y: &mut [f32]) {
+    #[inline(always)]
+    fn of<S: Lanes, const TAPS: usize>(w: &[f32], x: [&[f32]; TAPS], y: &mut [f32]) {
+        let whole = y.len() / N * N;
+        let w = w.as_chunks::<TAPS>().0;
+        let (blocks, rest) = y.as_chunks_mut::<N>();
+        for (c, (w, y)) in w.as_chunks::<N>().0.iter().zip(blocks).enumerate() {
+            for j in 0..TAPS {
+                let x = &x[j].as_chunks::<N>().0[c];
+                for i in 0..N {
+                    y[i] = fma::<S>(w[i][j], x[i], y[i]);
+                }
+            }
+        }
+        for (c, y) in rest.iter_mut().enumerate() {
+            for j in 0..TAPS {
+                *y = fma::<S>(w[whole + c][j], x[j][whole + c], *y);
+            }
+        }
+    }
+    match *x {
+        [a, b, c] => of::<S, 3>(w, [a, b, c], y),
+        [a, b, c, d] => of::<S, 4>(w, [a, b, c, d], y),
+        _ => {
+            for (c, (y, w)) in y.iter_mut().zip(w.chunks(x.len())).enumerate() {
+                *y = w.iter().zip(x).fold(*y, |y, (w, x)| fma::<S>(*w, x[c], y));
+            }
+        }
+    }
+}
+
 #[inline(always)]
 pub(super) fn scale(a: f32, x: &mut [f32]) {
     update(x, |x| a * x);
@@ -244,6 +282,11 @@ pub(super) fn scale(a: f32, x: &mut [f32]) {
 #[inline(always)]
 pub(super) fn exp_row<S: Lanes>(x: &mut [f32]) {
     update(x, |x| exp::<S>(x));
+}
+
+#[inline(always)]
+pub(super) fn softplus_row<S: Lanes>(x: &mut [f32]) {
+    update(x, |x| softplus::<S>(x));
 }
 
 #[inline(always)]
@@ -343,6 +386,20 @@ pub(super) fn exp<S: Lanes>(x: f32) -> f32 {
     let value = if x < LEAST { 0.0 } else { value };
     let value = if x > MOST { f32::INFINITY } else { value };
     if x.is_nan() { x } else { value }
+}
+
+/// `ln(1 + e^x)`.
+#[inline(always)]
+fn softplus<S: Lanes>(x: f32) -> f32 {
+    // max(x, 0) + ln(1 + t), t = e^-|x|: the logarithm is twice the inverse hyperbolic tangent of t / (2 + t), which is at most a third.
+    let t = exp::<S>(-x.abs());
+    let s = t / (2.0 + t);
+    let z = s * s;
+    let mut p = 1.0 / 13.0;
+    for c in [1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0] {
+        p = fma::<S>(p, z, c);
+    }
+    2.0 * fma::<S>(p * z, s, s) + if x > 0.0 { x } else { 0.0 }
 }
 
 /// Hyperbolic tangent.

@@ -153,6 +153,11 @@ fn activations_of_gated_layers() {
                 let (g, u) = (gate[i] as f64, up[i] as f64);
                 close(out[i], g / (1.0 + (-g).exp()) * u, 5e-7 * (g * u).abs(), "silu");
             }
+            table.sigmoid_mul(&gate, &up, &mut out);
+            for i in 0..n {
+                let (g, u) = (gate[i] as f64, up[i] as f64);
+                close(out[i], u / (1.0 + (-g).exp()), 5e-7 * u.abs(), "sigmoid");
+            }
             table.gelu_tanh_mul(&gate, &up, &mut out);
             for i in 0..n {
                 let (g, u) = (gate[i] as f64, up[i] as f64);
@@ -173,6 +178,41 @@ fn activations_of_gated_layers() {
         assert!(out[0].is_nan() && out[1].is_nan() && out[2].abs() < 1e-30);
         table.gelu_tanh_mul(&[f32::NAN, 200.0, -200.0], &[1.0; 3], &mut out);
         assert!(out[0].is_nan() && out[1] == 200.0 && out[2].abs() < 1e-30);
+    }
+}
+
+#[test]
+fn softplus_of_all_sizes() {
+    for table in tables() {
+        let mut x: Vec<f32> = (0..200_003).map(|i| -87.0 + i as f32 * (187.0 / 200_003.0)).collect();
+        x.extend([0.0, -0.0, 1e-30, -1e-30, 1e30]);
+        let given = x.clone();
+        table.softplus(&mut x);
+        for (&y, &x) in x.iter().zip(&given) {
+            let wanted = (x as f64).max(0.0) + (-(x as f64).abs()).exp().ln_1p();
+            assert!(units(y, wanted) <= 4.0, "{} of {x}: {y}, exactly {wanted}", table.name());
+        }
+        let mut odd = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+        table.softplus(&mut odd);
+        assert!(odd[0] == f32::INFINITY && odd[1] == 0.0 && odd[2].is_nan());
+    }
+}
+
+#[test]
+fn taps_over_channels() {
+    for table in tables() {
+        for taps in [1, 2, 3, 4, 7] {
+            for n in LENGTHS {
+                let (w, before) = (random(n * taps, 7, 2.0), random(n, 8, 1.0));
+                let x: Vec<Vec<f32>> = (0..taps).map(|j| random(n, 9 + j as u64, 3.0)).collect();
+                let mut y = before.clone();
+                table.taps(&w, &x.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut y);
+                for c in 0..n {
+                    let wanted = (0..taps).fold(before[c] as f64, |y, j| y + w[c * taps + j] as f64 * x[j][c] as f64);
+                    close(y[c], wanted, 1e-5, "taps");
+                }
+            }
+        }
     }
 }
 
