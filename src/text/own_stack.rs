@@ -11,8 +11,8 @@ use crate::runtime::{self, Ended, Thread};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Enough for loading: JSON is at most 128 deep, regular expressions at most 250; compilers have threads of 8 MiB elsewhere.
-pub(crate) const LOAD_STACK: usize = 8 << 20;
+/// Enough for loading: JSON is at most 128 deep, regular expressions at most 250.
+pub(super) const LOAD_STACK: usize = 8 << 20;
 
 /// Enough for work that takes such a stack where it needs one.
 const BESIDE_STACK: usize = 1 << 20;

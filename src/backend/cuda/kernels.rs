@@ -12,12 +12,12 @@ use super::sys::{self, Api, CUfunction, CUmodule};
 use super::{nvrtc, pack};
 use crate::bail;
 use crate::ensure;
-use crate::error::{Error, Kind, Result, reserve};
-use crate::text::own_stack::Beside;
+use crate::error::{Error, Kind, Result, reserve, vec_with_capacity};
+use crate::runtime::{self, Thread};
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 // `SOURCES`: every file under kernels/ by its path there, with its text. `PACK`: the pack, where there was one.
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
@@ -206,24 +206,46 @@ impl Image {
     }
 }
 
-/// Makes images by so many threads, or as many of them as can be started.
-fn make(images: Vec<Image>, threads: usize) -> Result<Vec<Image>> {
-    const WHAT: &str = "compiling kernels";
-    let (count, queue) = (images.len(), Arc::new(Mutex::new(images)));
-    let work = |queue: &Mutex<Vec<Image>>| {
-        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        std::iter::from_fn(next).map(Image::make).collect::<Vec<_>>()
-    };
-    let start = |_| {
-        let queue = Arc::clone(&queue);
-        Beside::start(WHAT, move || work(&queue)).ok()
-    };
-    let others: Vec<_> = (1..threads.min(count)).map_while(start).collect();
-    let mut made = work(&queue);
-    for other in others {
-        made.append(&mut other.join(WHAT)?);
+/// For unpacking; compiling takes a stack of its own.
+const STACK: usize = 1 << 20;
+
+/// Images on their way through some threads.
+struct Shared {
+    left: Vec<Image>,
+    made: Vec<Image>,
+    /// Whether memory ran short.
+    short: bool,
+}
+
+/// Makes images by so many threads, this one among them, or as many as can be started.
+fn make(left: Vec<Image>, threads: usize) -> Result<Vec<Image>> {
+    let count = left.len();
+    let shared = Arc::new(Mutex::new(Shared { left, made: vec_with_capacity(count, "the list of kernel files")?, short: false }));
+    fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+        shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    Ok(made)
+    fn work(shared: &Mutex<Shared>) {
+        let next = || lock(shared).left.pop();
+        while let Some(image) = next() {
+            let made = image.make();
+            lock(shared).made.push(made);
+        }
+        lock(shared).short |= runtime::ran_short();
+    }
+    let start = |_| {
+        let (shared, runtime) = (Arc::clone(&shared), runtime::current());
+        Thread::start("metrale-load", STACK, move || {
+            let _scope = runtime::enter(runtime);
+            work(&shared);
+        })
+    };
+    let others: Vec<Thread> = (1..threads.min(count)).map_while(start).collect();
+    work(&shared);
+    others.into_iter().for_each(Thread::join);
+    let mut shared = lock(&shared);
+    runtime::set_short(shared.short);
+    ensure!(shared.made.len() == count, Internal, "kernels: {} of {count} files were made", shared.made.len());
+    Ok(std::mem::take(&mut shared.made))
 }
 
 /// The module of an image.

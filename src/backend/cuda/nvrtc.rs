@@ -4,7 +4,7 @@
 use super::sys::{self, Nvrtc, Program};
 use crate::bail;
 use crate::error::{Error, Kind, Result, vec_filled};
-use crate::text::own_stack;
+use crate::runtime;
 use std::ffi::{CStr, CString, c_char};
 use std::sync::OnceLock;
 
@@ -42,9 +42,23 @@ impl Drop for Compilation {
 
 /// The machine code of a kernel file's text.
 pub(super) fn compile(file: &str, text: &str, architecture: &str) -> Result<Vec<u8>> {
-    // A compiler wants more room than a host's thread may have.
-    own_stack::run(own_stack::LOAD_STACK, "compiling kernels", || compile_here(file, text, architecture))
+    let runtime = runtime::current();
+    let work = || {
+        let _scope = runtime::enter(runtime);
+        (compile_here(file, text, architecture), runtime::ran_short())
+    };
+    match runtime::run_on_stack("metrale-load", STACK, work) {
+        Some(Ok((made, short))) => {
+            runtime::set_short(short || runtime::ran_short());
+            made
+        }
+        Some(Err(_)) => bail!(Internal, "kernels/{file}.cu: a panic while NVRTC was asked"),
+        None => bail!(OutOfMemory, "kernels/{file}.cu: no thread with a stack of {STACK} bytes could be started"),
+    }
 }
+
+/// What a compiler may want of a stack, which a host's thread need not have.
+const STACK: usize = 8 << 20;
 
 fn compile_here(file: &str, text: &str, architecture: &str) -> Result<Vec<u8>> {
     let unsupported = |text: String| Error::new(Kind::DeviceUnsupported, text);
