@@ -81,7 +81,8 @@ unsafe fn tiles<const R: usize, const KIND: u8, const HALF: bool, const MIN: boo
                         widen::<R>(x.add(first), stride, count, words.as_mut_ptr().cast());
                         widened = first;
                     }
-                    let strip = Strip { x, stride, words: words.as_ptr().cast(), first, count };
+                    let asks = KIND == I4 || row == p.rows.start;
+                    let strip = Strip { x, stride, words: words.as_ptr().cast(), first, count, asks };
                     accumulate::<R, KIND, HALF, MIN>(base, &strip, table, &mut acc);
                 }
                 let gain = Avx2::load(base.cast());
@@ -100,6 +101,8 @@ struct Strip {
     words: *const i32,
     first: usize,
     count: usize,
+    /// Whether memory is asked for weights ahead. Later rows of 8-bit codes find them in the second cache.
+    asks: bool,
 }
 
 /// Widens the codes of `count` blocks: for each row the elements 0 and 2 of its eight groups of four, then 1 and 3, two to a word.
@@ -143,8 +146,10 @@ unsafe fn accumulate<const R: usize, const KIND: u8, const HALF: bool, const MIN
             let start = base.add(GAINS + at / 2 * stretch);
             let scale = start.add(at % 2 * (scales / 2));
             let code = start.add(stretch - codes + at % 2 * (codes / 2));
-            for line in (0..codes / 2).step_by(64) {
-                Avx2::prefetch(code.wrapping_add(AHEAD + line));
+            if strip.asks {
+                for line in (0..codes / 2).step_by(64) {
+                    Avx2::prefetch(code.wrapping_add(AHEAD + line));
+                }
             }
             let x = strip.x.add(at);
             let words = strip.words.add(b * R * WORDS);
