@@ -86,7 +86,7 @@ fn aborts_are_accounted_for() {
     // In all of them it is the same two things of the standard library, copied into the crate that uses them: a destructor of a
     // thread-local value that panics (none of these does), and a channel or scope with more than 2^63 owners (lzma_rust2's are those of its
     // readers on several threads, which nothing here calls).
-    let known = "crossbeam_utils cudarc llguidance lzma_rust2 metrale minijinja rayon_core rustix tempfile tokenizers std";
+    let known = "crossbeam_utils cudarc llguidance lzma_rust2 metrale minijinja rand rayon_core rustix tempfile tokenizers std";
     let known: Vec<&str> = known.split(' ').collect();
     let Some(shown) = nm(&["-A", "--undefined-only"], "libmetrale.a") else { return };
     let mut found: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
