@@ -27,9 +27,10 @@ fn fixture_json(name: &str) -> Value {
 fn model_folder(name: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let named = std::env::var_os("METRALE_CACHE").map(PathBuf::from);
-    let found = named.into_iter().chain([root.join("build/models")]).map(|dir| dir.join(name)).find(|dir| dir.join("model.gguf").is_file());
+    let has_both = |dir: &PathBuf| dir.join("model.gguf").is_file() && dir.join("hf/tokenizer.json").is_file();
+    let found = named.into_iter().chain([root.join("build/models")]).map(|dir| dir.join(name)).find(has_both);
     if found.is_none() {
-        println!("SKIPPED {name}: not in METRALE_CACHE or build/models");
+        println!("SKIPPED {name}: not with model.gguf and hf/tokenizer.json in METRALE_CACHE or build/models");
     }
     found
 }
