@@ -14,11 +14,8 @@ use std::sync::Arc;
 /// Chunks that a row of logits is cut into.
 const CHUNKS: usize = 64;
 
-/// Where their kernels are.
-pub(super) const FILE: &str = "logits";
-
-const LOGITS: Kernel = Kernel { file: FILE, name: "logits" };
-const LOGITS_BEST: Kernel = Kernel { file: FILE, name: "logits_best" };
+pub(super) const LOGITS: Kernel = Kernel { file: "logits", name: "logits" };
+const LOGITS_BEST: Kernel = Kernel { file: "logits", name: "logits_best" };
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -36,8 +33,8 @@ struct LogitsArgs {
 // SAFETY: the struct of kernels/logits.cu.
 unsafe impl Args for LogitsArgs {}
 
-const CANDIDATES: Kernel = Kernel { file: FILE, name: "logits_candidates" };
-const CANDIDATES_BEST: Kernel = Kernel { file: FILE, name: "logits_candidates_best" };
+const CANDIDATES: Kernel = Kernel { file: "logits", name: "logits_candidates" };
+const CANDIDATES_BEST: Kernel = Kernel { file: "logits", name: "logits_candidates_best" };
 
 #[derive(Clone, Copy)]
 #[repr(C)]

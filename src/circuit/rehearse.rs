@@ -1,5 +1,7 @@
 //! The launches of a program without a device: whether every operation has its kernels, and which files these are of.
 
+use super::device_weights::PACK;
+use super::found::LOGITS;
 use super::program::Program;
 use crate::backend::cuda::launch::{Grid, Kernel, Launch};
 use crate::error::{Result, reserve};
@@ -11,9 +13,9 @@ use std::sync::Arc;
 /// What a rehearsal takes the device for, and the kernel files that were asked of it, each once.
 pub struct Rehearsal {
     /// Multiprocessors.
-    pub processors: usize,
+    processors: usize,
     /// Whether it has kernels with products of groups of warps.
-    pub has_groups: bool,
+    has_groups: bool,
     files: RefCell<Vec<&'static str>>,
 }
 
@@ -23,7 +25,7 @@ const STEPS: [usize; 4] = [1, 4, 8, 32];
 impl Rehearsal {
     /// Nothing is asked yet but what every load and every run needs.
     pub fn new(processors: usize, has_groups: bool) -> Rehearsal {
-        Rehearsal { processors, has_groups, files: RefCell::new(vec![BATCH.file, super::found::FILE, super::device_weights::PACK.file]) }
+        Rehearsal { processors, has_groups, files: RefCell::new(vec![BATCH.file, LOGITS.file, PACK.file]) }
     }
 
     /// The files.

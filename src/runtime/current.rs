@@ -1,5 +1,6 @@
 //! Which runtime a thread is in, and how its call fares with memory.
 
+use super::thread::{Ended, run_on_stack};
 use super::{Inner, Runtime, reserve};
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -100,6 +101,22 @@ pub fn ran_short() -> bool {
 /// Notes that memory ran short on a thread that works for this one; gives what the note was.
 pub fn set_short(short: bool) -> bool {
     SHORT.replace(short)
+}
+
+/// Runs `work` on a fresh stack of `bytes` bytes, in this thread's runtime, and waits; memory that runs short there has run short here. `None`: no
+/// such thread could be made.
+pub fn with_stack<T: Send>(name: &str, bytes: usize, work: impl FnOnce() -> T + Send) -> Option<Ended<T>> {
+    let runtime = current();
+    let work = move || {
+        let _scope = enter(runtime);
+        let result = work();
+        (result, ran_short())
+    };
+    let ended = run_on_stack(name, bytes, work)?;
+    Some(ended.map(|(result, short)| {
+        set_short(short || ran_short());
+        result
+    }))
 }
 
 /// Runs `f`, whose allocations may be refused: only for requests that report it.

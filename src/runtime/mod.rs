@@ -13,9 +13,9 @@ mod reserve;
 mod thread;
 
 pub use charge::{Charge, Class};
-pub use current::{Call, Scope, adopt, current, enter, fallible, outside, ran_short, set_short};
+pub use current::{Call, Scope, adopt, current, enter, fallible, outside, ran_short, set_short, with_stack};
 pub use log::{Level, Sink, note};
-pub use thread::{Ended, Thread, is_ours, run_on_stack};
+pub use thread::{Ended, Thread, is_ours};
 
 use log::Log;
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -20,16 +20,13 @@ const BESIDE_STACK: usize = 1 << 20;
 /// Runs `work` on a fresh stack of `bytes` bytes, in the caller's runtime and for its job. Pages that are not touched cost nothing. When memory ran
 /// short, what was made is given up.
 pub(crate) fn run<T: Send>(bytes: usize, what: &str, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    let (runtime, job) = (runtime::current(), Job::current());
+    let job = Job::current();
     let work = move || {
-        let _scope = runtime::enter(runtime);
         let _job = job.enter();
-        let result = work();
-        (result, runtime::ran_short())
+        work()
     };
-    match runtime::run_on_stack("metrale-text", bytes, work) {
-        Some(Ok((result, short))) => {
-            runtime::set_short(short || runtime::ran_short());
+    match runtime::with_stack("metrale-text", bytes, work) {
+        Some(Ok(result)) => {
             let result = result?;
             ensure_memory(what)?;
             Ok(result)

@@ -42,16 +42,8 @@ impl Drop for Compilation {
 
 /// The machine code of a kernel file's text.
 pub(super) fn compile(file: &str, text: &str, architecture: &str) -> Result<Vec<u8>> {
-    let runtime = runtime::current();
-    let work = || {
-        let _scope = runtime::enter(runtime);
-        (compile_here(file, text, architecture), runtime::ran_short())
-    };
-    match runtime::run_on_stack("metrale-load", STACK, work) {
-        Some(Ok((made, short))) => {
-            runtime::set_short(short || runtime::ran_short());
-            made
-        }
+    match runtime::with_stack("metrale-load", STACK, || compile_here(file, text, architecture)) {
+        Some(Ok(made)) => made,
         Some(Err(_)) => bail!(Internal, "kernels/{file}.cu: a panic while NVRTC was asked"),
         None => bail!(OutOfMemory, "kernels/{file}.cu: no thread with a stack of {STACK} bytes could be started"),
     }
