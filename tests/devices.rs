@@ -184,6 +184,7 @@ fn kernels_are_there_after_the_load() {
             let options = LoadOptions { compute: Some(compute), threads, ..options(1) };
             let engine = engine::load(&path, &options, None).unwrap();
             let before = compiled();
+            assert!(before.is_some() || is_real());
             let prompt: Vec<i32> = (0..100).map(|i| i % 50).collect();
             let mut sequences: Vec<Sequence> = (0..9).map(|_| sequence(&engine)).collect();
             sequences.iter_mut().zip([100, 9, 3, 1].into_iter().cycle()).for_each(|(s, n)| s.prefill(&prompt[..n]).unwrap());
@@ -208,6 +209,23 @@ fn a_kernel_that_cannot_be_had_fails_the_load() {
         let e = engine::load(&model(), &options, None).err().expect("norm is refused");
         assert_eq!(e.kind(), Kind::DeviceUnsupported, "{e}");
         assert!(e.to_string().contains("kernels/norm.cu") && e.to_string().contains("it is refused"), "{e}");
+    }
+}
+
+/// A device of capability 9.0 whose kernels with products of groups of warps cannot be had makes do with the others, which the load sees to as well.
+#[test]
+fn a_device_does_without_groups_of_warps() {
+    if !is_child("a_device_does_without_groups_of_warps", &[("METRALE_SHIM_REFUSES", "linear_group")]) || is_real() {
+        return;
+    }
+    let golden = Golden::read(&model());
+    for threads in [1, 3] {
+        let engine = engine::load(&model(), &LoadOptions { compute: Some(Compute::Fast), threads, ..options(1) }, None).unwrap();
+        let before = compiled().unwrap();
+        let mut s = sequence(&engine);
+        s.prefill(&golden.prompt.iter().copied().cycle().take(100).collect::<Vec<_>>()).unwrap();
+        greedy(&mut s, 2);
+        assert_eq!(compiled().unwrap(), before);
     }
 }
 

@@ -179,12 +179,19 @@ impl Image {
     /// Its module, from the first of its images that the driver takes.
     fn load(mut self, at: &Entered<'_>) -> Result<CUmodule> {
         match self.native(at) {
-            Err(e) if e.kind() == Kind::DeviceUnsupported => match PACK.and_then(|bytes| pack::find(bytes, self.file, "ptx", self.hash)) {
-                Some(image) => take(at, self.file, &image),
-                None => Err(e),
-            },
+            Err(e) if e.kind() == Kind::DeviceUnsupported && !self.is_native_only() => {
+                match PACK.and_then(|bytes| pack::find(bytes, self.file, "ptx", self.hash)) {
+                    Some(image) => take(at, self.file, &image),
+                    None => Err(e),
+                }
+            }
             loaded => loaded,
         }
+    }
+
+    /// Whether PTX holds none of its kernels: those with products of groups of warps are there as machine code alone.
+    fn is_native_only(&self) -> bool {
+        self.text.contains("\n#if SM90\n")
     }
 
     /// As `load`, but as machine code of the device's own architecture.
@@ -323,6 +330,13 @@ pub fn files() -> impl Iterator<Item = &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The groups of warps of kernels/common/sm90.cuh.
+    #[test]
+    fn files_with_groups_are_never_taken_as_ptx() {
+        let native: Vec<&str> = files().filter(|&file| Image::of(file, (9, 0)).unwrap().is_native_only()).collect();
+        assert_eq!(native, ["attention_group", "linear_group", "linear_stream"]);
+    }
 
     #[test]
     fn headers_are_put_in_once() {
