@@ -1,28 +1,30 @@
 //! Weights on a device: one block for most of them, and staging that they are copied from while the next bytes are made. What is packed there passes
-//! through scratch: one stream orders the copies into it and the kernels that empty it, which take a few hundredths of a copy's time.
+//! through scratch. Of two streams each has a half of it, so that one copies while the other packs.
 #![allow(unsafe_code)] // pinned copies, argument structs
 
+use super::staging::{Pieces, Staging};
 use crate::backend::cpu::pack::{LANES, Layout};
+use crate::backend::cpu::pool::Pool;
 use crate::backend::cuda::launch::{Args, Grid, Kernel, Launch, bytes_of};
-use crate::backend::cuda::{Block, Event, Pinned, Stream};
-use crate::ensure;
+use crate::backend::cuda::{Block, Stream};
+use crate::bail;
 use crate::error::{Result, reserve};
 use crate::ops::{GpuWeight, Place, Weight, upload};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The weights, in the order in which they were put there.
 pub struct DeviceWeights {
-    stream: Arc<Stream>,
+    /// Full buffers go by turns.
+    streams: [Arc<Stream>; 2],
     /// As operations see them.
     pub weights: Vec<GpuWeight>,
     region: Block,
     used: usize,
     /// What did not fit the region.
     blocks: Vec<Block>,
-    /// Bytes on their way, with the end of the copy that used them last.
-    staging: Vec<(Pinned, Event)>,
-    turn: usize,
-    /// Rows before they are packed, and the most bytes that it may have.
+    staging: Staging,
+    /// Rows before they are packed, and the most bytes that a stream may have of it.
     scratch: Option<Block>,
     spare: usize,
 }
@@ -47,28 +49,25 @@ struct PackArgs {
 // SAFETY: the struct of kernels/pack.cu.
 unsafe impl Args for PackArgs {}
 
+/// Bytes of a worker's turn: some pages of a file.
+const PIECE: usize = 128 << 10;
 /// Every weight starts on a multiple of this.
 const ALIGN: usize = 256;
-/// Buffers of staging: one is written, one is copied, and one is between the two.
-const STAGES: usize = 3;
 
 impl DeviceWeights {
-    /// Bytes that go at once: enough for every worker to have a share, few enough to be on their way soon.
-    pub const STAGE: usize = 16 << 20;
     /// Bytes of the host's memory that a load uses on the way.
-    pub const STAGING: usize = STAGES * DeviceWeights::STAGE;
+    pub const STAGING: usize = Staging::BUFFERS * Staging::BYTES;
 
     /// None yet, with room for `bytes`.
     pub fn new(stream: &Arc<Stream>, bytes: usize) -> Result<DeviceWeights> {
         let region = Block::new(stream.device(), bytes, "packed weights")?;
         Ok(DeviceWeights {
-            stream: Arc::clone(stream),
+            streams: [Arc::clone(stream), Arc::new(stream.another()?)],
             weights: Vec::new(),
             region,
             used: 0,
             blocks: Vec::new(),
-            staging: Vec::new(),
-            turn: 0,
+            staging: Staging::default(),
             scratch: None,
             spare: 0,
         })
@@ -76,7 +75,7 @@ impl DeviceWeights {
 
     /// With `bytes` of the device's memory that scratch may take until the load ends.
     pub fn with_spare(mut self, bytes: usize) -> DeviceWeights {
-        self.spare = bytes.min(DeviceWeights::STAGE);
+        self.spare = (bytes / self.streams.len()).min(Staging::BYTES) / ALIGN * ALIGN;
         self
     }
 
@@ -110,31 +109,30 @@ impl DeviceWeights {
             self.used = (self.used + DeviceWeights::room(len)).min(self.region.len());
             return Ok(address);
         }
-        let block = Block::new(self.stream.device(), len, what)?;
+        let block = Block::new(self.streams[0].device(), len, what)?;
         let address = block.address();
         reserve(&mut self.blocks, 1, "the list of weights")?;
         self.blocks.push(block);
         Ok(address)
     }
 
-    /// `STAGE` bytes to write, which [`DeviceWeights::send`] then sends; waits for the copy that used them last.
-    pub fn stage(&mut self) -> Result<&mut [u8]> {
-        while self.staging.len() < STAGES {
-            let device = self.stream.device();
-            self.staging.push((Pinned::new(device, DeviceWeights::STAGE, "staging of weights")?, Event::new(device, false)?));
-        }
-        let (pinned, end) = &mut self.staging[self.turn];
-        end.wait()?;
-        Ok(pinned.as_mut_slice())
-    }
-
-    /// Queues the copy of the first `len` bytes of what [`DeviceWeights::stage`] gave.
-    pub fn send(&mut self, to: u64, len: usize) -> Result<()> {
-        let Some((pinned, end)) = self.staging.get(self.turn) else { return Ok(()) };
-        // SAFETY: the bytes are not touched before `end` was waited for.
-        unsafe { self.stream.write_pinned(to, pinned, 0..len) }?;
-        self.turn = (self.turn + 1) % STAGES;
-        end.record(&self.stream)
+    /// Sends pieces to `to`, as `fill` makes them; `pass` sees them on their way, many together, with where they begin and end.
+    pub fn send<S: Default>(
+        &mut self,
+        to: u64,
+        pieces: Pieces,
+        pool: &Pool,
+        fill: impl Fn(&mut S, usize, &mut [u8]) -> Result<()> + Sync,
+        mut pass: impl FnMut(Range<usize>, &[u8]) -> Result<()> + Send,
+    ) -> Result<()> {
+        let DeviceWeights { streams: [stream, _], staging, .. } = self;
+        staging.run(stream.device(), pool, pieces, fill, &mut |range, buffer, end| {
+            let (to, len) = (to + range.start as u64, range.len());
+            pass(range, &buffer.as_slice()[..len])?;
+            // SAFETY: the buffer is not written before `end` was waited for.
+            unsafe { stream.write_pinned(to, buffer, 0..len) }?;
+            end.record(stream)
+        })
     }
 
     /// Bytes from one row of `cols` elements of 16 bits to the next, where rows are sent to be packed.
@@ -147,42 +145,69 @@ impl DeviceWeights {
         self.spare / DeviceWeights::stride(cols).max(1) / LANES * LANES
     }
 
-    /// Queues the copy of the first `rows` rows of what [`DeviceWeights::stage`] gave, `stride` bytes apart, and the kernel that packs them at `to`.
-    pub fn send_rows(&mut self, to: u64, layout: Layout, rows: usize, cols: usize) -> Result<()> {
+    /// Sends `rows` rows that are packed at `to`, as `fill` writes them, each piece from a row on, `stride` bytes apart.
+    pub fn send_rows(
+        &mut self,
+        to: u64,
+        layout: Layout,
+        (rows, cols): (usize, usize),
+        pool: &Pool,
+        fill: impl Fn(Range<usize>, &mut [u8]) -> Result<()> + Sync,
+    ) -> Result<()> {
         let (stride, most) = (DeviceWeights::stride(cols), self.most_rows(cols));
         let is_half = matches!(layout, Layout::Bf16 | Layout::F16);
-        ensure!(is_half && (1..=most).contains(&rows), Internal, "{rows} rows as {layout:?}, {most} of 16 bits fit");
-        let Some((pinned, end)) = self.staging.get(self.turn) else { return Ok(()) };
-        let scratch = match &mut self.scratch {
-            Some(scratch) => scratch,
-            none => none.insert(Block::new(self.stream.device(), self.spare, "rows of weights")?),
+        let (Some(panel_bytes), true, true) = (layout.panel_bytes(cols), is_half, rows > 0 && most > 0) else {
+            bail!(Internal, "{rows} rows as {layout:?}, {most} of 16 bits fit")
         };
-        // SAFETY: the bytes are not touched before `end` was waited for.
-        unsafe { self.stream.write_pinned(scratch.address(), pinned, 0..rows * stride) }?;
-        self.turn = (self.turn + 1) % STAGES;
-        end.record(&self.stream)?;
-        let pairs = u32::from(layout == Layout::Bf16);
-        let args = PackArgs { rows: scratch.address(), panels: to, stride: stride as u32, count: rows as u32, cols: cols as u32, pairs };
-        let steps = rows.div_ceil(LANES) * cols.div_ceil(PACK_COLS);
-        self.stream.queue()?.launch(PACK, Grid::new([steps.div_ceil(PACK_WARPS), 1, 1], 32 * PACK_WARPS), bytes_of(&args))
+        // A buffer has whole panels.
+        let each = match PIECE / stride {
+            few @ 0..LANES => few.max(1).next_power_of_two(),
+            many => (many / LANES * LANES).min(most),
+        };
+        let pieces = Pieces { total: rows * stride, each: each * stride, together: most / each };
+        let scratch = match &mut self.scratch {
+            Some(scratch) => scratch.address(),
+            none => none.insert(Block::new(self.streams[0].device(), self.spare * self.streams.len(), "rows of weights")?).address(),
+        };
+        let DeviceWeights { streams, staging, spare, .. } = self;
+        let mut turn = 0;
+        let fill = |_: &mut (), piece: usize, to: &mut [u8]| fill(piece * each..rows.min((piece + 1) * each), to);
+        staging.run(streams[0].device(), pool, pieces, fill, &mut |range, buffer, end| {
+            let (stream, scratch) = (&streams[turn % streams.len()], scratch + (turn % streams.len() * *spare) as u64);
+            turn += 1;
+            let rows = range.start / stride..range.end / stride;
+            // SAFETY: the buffer is not written before `end` was waited for.
+            unsafe { stream.write_pinned(scratch, buffer, 0..rows.len() * stride) }?;
+            end.record(stream)?;
+            let to = to + (rows.start / LANES * panel_bytes) as u64;
+            let (count, pairs) = (rows.len() as u32, u32::from(layout == Layout::Bf16));
+            let args = PackArgs { rows: scratch, panels: to, stride: stride as u32, count, cols: cols as u32, pairs };
+            let steps = rows.len().div_ceil(LANES) * cols.div_ceil(PACK_COLS);
+            stream.queue()?.launch(PACK, Grid::new([steps.div_ceil(PACK_WARPS), 1, 1], 32 * PACK_WARPS), bytes_of(&args))
+        })
     }
 
     /// Waits for the copies and gives up staging and scratch.
     pub fn finish(&mut self) -> Result<()> {
-        self.stream.synchronize()?;
-        self.staging.clear();
+        self.synchronize()?;
+        self.staging = Staging::default();
         self.scratch = None;
         Ok(())
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.streams.iter().try_for_each(|stream| stream.synchronize())
     }
 }
 
 impl Place for DeviceWeights {
     fn put(&mut self, bytes: &[u8], what: &str) -> Result<u64> {
         let address = self.take(bytes.len(), what)?;
-        for (index, piece) in bytes.chunks(DeviceWeights::STAGE).enumerate() {
-            self.stage()?[..piece.len()].copy_from_slice(piece);
-            self.send(address + (index * DeviceWeights::STAGE) as u64, piece.len())?;
-        }
+        let copy = |_: &mut (), piece: usize, to: &mut [u8]| {
+            to.copy_from_slice(&bytes[piece * PIECE..][..to.len()]);
+            Ok(())
+        };
+        self.send(address, Pieces::new(bytes.len(), PIECE), &Pool::new(1)?, copy, |_, _| Ok(()))?;
         Ok(address)
     }
 }
@@ -190,6 +215,6 @@ impl Place for DeviceWeights {
 impl Drop for DeviceWeights {
     fn drop(&mut self) {
         // Copies may still read the staging.
-        let _ = self.stream.synchronize();
+        let _ = self.synchronize();
     }
 }

@@ -20,6 +20,7 @@ mod program;
 mod rehearse;
 mod segments;
 mod split;
+mod staging;
 mod tape;
 
 pub use aside::set_aside;
@@ -36,4 +37,5 @@ pub use program::{Outcome, Program, Progress, Workspace};
 pub use rehearse::Rehearsal;
 pub use segments::Segments;
 pub use split::split;
+pub use staging::{Pieces, Staging};
 pub use tape::{Circuit, Declared, Node, Tape, ValueInfo};

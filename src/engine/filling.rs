@@ -74,47 +74,19 @@ impl Filling {
         self.tensor.as_ref().map_or(Ok(()), |stored| stored.decode_row(self.part.stored(row), out))
     }
 
-    /// Copies rows that are as stored, `stride` bytes apart, shared among the pool's workers, of which one does `beside` meanwhile.
-    pub fn copy(
-        &self,
-        rows: Range<usize>,
-        to: &mut [u8],
-        stride: usize,
-        pool: &Pool,
-        beside: impl FnOnce() -> Result<()> + Send,
-    ) -> Result<()> {
-        /// Bytes of a worker's turn: some pages of the file.
-        const PIECE: usize = 128 << 10;
-        let Some(stored) = &self.tensor else { return Ok(()) };
-        let each = (PIECE / stride).max(1);
-        let pieces: Vec<Mutex<&mut [u8]>> = to[..rows.len() * stride].chunks_mut(each * stride).map(Mutex::new).collect();
-        let (counter, beside, done) = (AtomicUsize::new(0), Mutex::new(Some(beside)), Mutex::new(Ok(())));
-        pool.run(&|worker| {
-            worker.each(&counter, 1 + pieces.len(), 1, |range| {
-                for index in range {
-                    let Some(piece) = index.checked_sub(1) else {
-                        // It takes longest, so it is begun first.
-                        if let Some(beside) = beside.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                            *done.lock().unwrap_or_else(PoisonError::into_inner) = beside();
-                        }
-                        continue;
-                    };
-                    let mut to = pieces[piece].lock().unwrap_or_else(PoisonError::into_inner);
-                    for (row, to) in (rows.start + piece * each..).zip(to.chunks_mut(stride)) {
-                        let row = stored.plain_row(self.part.stored(row), self.cols);
-                        to[..row.len()].copy_from_slice(row);
-                    }
-                }
-            });
-        })?;
-        done.into_inner().unwrap_or_else(PoisonError::into_inner)
+    /// Copies rows that are as stored, `stride` bytes apart.
+    pub fn copy(&self, rows: Range<usize>, to: &mut [u8], stride: usize) {
+        let Some(stored) = &self.tensor else { return };
+        for (row, to) in rows.zip(to.chunks_mut(stride)) {
+            let row = stored.plain_row(self.part.stored(row), self.cols);
+            to[..row.len()].copy_from_slice(row);
+        }
     }
 
     /// Fills the next panels, shared among the pool's workers: as many as are given and left.
     pub fn step<'a>(&mut self, supply: &Supply, panels: impl Iterator<Item = &'a mut [u8]>, pool: &Pool) -> Result<()> {
-        let (layout, cols, first) = (self.layout, self.cols, self.panels);
-        let (tensor, part, columns) = (&self.tensor, &self.part, &self.columns);
-        let panels: Vec<Mutex<&mut [u8]>> = panels.take(part.rows.div_ceil(LANES) - first).map(Mutex::new).collect();
+        let first = self.panels;
+        let panels: Vec<Mutex<&mut [u8]>> = panels.take(self.part.rows.div_ceil(LANES) - first).map(Mutex::new).collect();
         let counter = AtomicUsize::new(0);
         let failure: Mutex<Option<Error>> = Mutex::new(None);
         // Few panels go one by one, so that every worker has some.
@@ -123,34 +95,8 @@ impl Filling {
             let mut scratch = Scratch::default();
             worker.each(&counter, panels.len(), each, |range| {
                 for place in range {
-                    let index = first + place;
-                    let rows = index * LANES..((index + 1) * LANES).min(part.rows);
                     let mut panel = panels[place].lock().unwrap_or_else(PoisonError::into_inner);
-                    let done = match (tensor, supply) {
-                        (Some(_), _) if columns.is_some() && layout.is_integer() => {
-                            let values = columns.as_deref().unwrap_or_default();
-                            scratch
-                                .rows(rows.len(), cols)
-                                .map(|out| out.copy_from_slice(&values[rows.start * cols..rows.end * cols]))
-                                .and_then(|()| fill_values(DType::Q8_0, layout, cols, rows.len(), &mut panel, &mut scratch))
-                        }
-                        (Some(_), _) if columns.is_some() => {
-                            let values = columns.as_deref().unwrap_or_default();
-                            let rows: Vec<&[f32]> = rows.map(|row| &values[row * cols..][..cols]).collect();
-                            layout.fill_f32(cols, &mut panel, &rows)
-                        }
-                        (Some(stored), _) => fill(stored, part, layout, cols, rows, &mut panel, &mut scratch),
-                        (None, Supply::Random(random)) => scratch
-                            .rows(rows.len(), cols)
-                            .map(|values| {
-                                for (lane, row) in values.chunks_mut(cols).enumerate() {
-                                    random.matrix_row(&part.tensor, part.stored(index * LANES + lane), row);
-                                }
-                            })
-                            .and_then(|()| fill_values(random.dtype, layout, cols, rows.len(), &mut panel, &mut scratch)),
-                        (None, Supply::Checkpoint(_)) => Ok(()),
-                    };
-                    if let Err(e) = done {
+                    if let Err(e) = self.panel(supply, first + place, &mut panel, &mut scratch) {
                         failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
                     }
                 }
@@ -164,6 +110,30 @@ impl Filling {
                 self.panels += filled;
                 Ok(())
             }
+        }
+    }
+
+    /// Fills one panel.
+    pub fn panel(&self, supply: &Supply, index: usize, panel: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+        let (layout, cols, part) = (self.layout, self.cols, &self.part);
+        let rows = index * LANES..((index + 1) * LANES).min(part.rows);
+        match (&self.tensor, &self.columns, supply) {
+            (Some(_), Some(values), _) if layout.is_integer() => {
+                scratch.rows(rows.len(), cols)?.copy_from_slice(&values[rows.start * cols..rows.end * cols]);
+                fill_values(DType::Q8_0, layout, cols, rows.len(), panel, scratch)
+            }
+            (Some(_), Some(values), _) => {
+                let rows: Vec<&[f32]> = rows.map(|row| &values[row * cols..][..cols]).collect();
+                layout.fill_f32(cols, panel, &rows)
+            }
+            (Some(stored), None, _) => fill(stored, part, layout, cols, rows, panel, scratch),
+            (None, _, Supply::Random(random)) => {
+                for (row, values) in rows.clone().zip(scratch.rows(rows.len(), cols)?.chunks_mut(cols)) {
+                    random.matrix_row(&part.tensor, part.stored(row), values);
+                }
+                fill_values(random.dtype, layout, cols, rows.len(), panel, scratch)
+            }
+            (None, _, Supply::Checkpoint(_)) => Ok(()),
         }
     }
 }

@@ -29,8 +29,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
-/// Bytes of one step of a load that nobody slices: large enough to keep every worker busy, small enough to cancel between.
-const SLICE: usize = 32 << 20;
+/// Bytes of one step of a load that nobody slices: large enough to keep every worker busy and a device's bus too, small enough to cancel between.
+const SLICE: usize = 128 << 20;
 
 /// A loaded model: immutable, shared by its sequences.
 pub struct Engine {

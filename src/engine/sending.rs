@@ -2,7 +2,7 @@
 //! filled, so that a load takes as long as the slower of the two. Rows of 16-bit floats go as they are stored, and the device packs them; others are
 //! packed on the way. What does not stay there alone is made here first.
 
-use super::filling::Filling;
+use super::filling::{Filling, Scratch};
 use super::fingerprint::{Fingerprint, Maker};
 use super::pack::{self, Supply};
 use super::placement::{Keep, Location};
@@ -12,11 +12,12 @@ use super::stored;
 use crate::backend::cpu::pack::{LANES, Layout, Packed, SUPER};
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cuda::{Device, Stream};
-use crate::circuit::DeviceWeights;
+use crate::circuit::{DeviceWeights, Pieces, Staging};
 use crate::error::{Result, reserve};
 use crate::ops::{self, GpuWeight, Weight};
 use crate::weights::{Part, Role, Source, WeightSpec};
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 /// A device that weights go to, with the fingerprint that they make as they pass.
 pub(super) struct Sending {
@@ -28,6 +29,9 @@ pub(super) struct Sending {
     sent: Vec<ops::Part>,
     bytes: u64,
 }
+
+/// Bytes of panels that a worker packs at a time, if they are as small.
+const FEW: usize = 64 << 10;
 
 /// A part under way to an address of the device, with the rows of its weight before it.
 struct Current {
@@ -60,7 +64,7 @@ impl Sending {
             Source::Experts(_) => true,
             Source::Constant(_) => false,
         };
-        let fits = |layout: &Layout| layout.panel_bytes(spec.cols).is_some_and(|bytes| (1..=DeviceWeights::STAGE).contains(&bytes));
+        let fits = |layout: &Layout| layout.panel_bytes(spec.cols).is_some_and(|bytes| (1..=Staging::BYTES).contains(&bytes));
         place.device && place.host != Keep::Whole && is_matrix && spec.parts().count() == layouts.len() && layouts.iter().all(fits)
     }
 
@@ -109,29 +113,43 @@ impl Sending {
         }
         let Some(Current { filling, address, before, as_stored }) = &mut self.current else { return Ok(()) };
         let (rows, done, panels) = (filling.rows(), filling.bytes(), (most / panel_bytes).max(1));
-        if !filling.is_done() && *as_stored {
-            let count = panels.saturating_mul(LANES).min(self.weights.most_rows(cols)).min(part.rows - rows);
-            let beside =
-                || self.fingerprint.pass(*before + rows..*before + rows + count, |row, out| filling.decode_row(row - *before, out));
-            filling.copy(rows..rows + count, self.weights.stage()?, DeviceWeights::stride(cols), pool, beside)?;
-            self.weights.send_rows(*address + done, layout, count, cols)?;
-            filling.panels += count.div_ceil(LANES);
-        } else if !filling.is_done() {
-            let stage = self.weights.stage()?;
-            let len = panels.saturating_mul(panel_bytes).min(stage.len() / panel_bytes * panel_bytes);
-            if !cols.is_multiple_of(SUPER) {
-                // A row's last codes are half of what is stored together; nobody writes the other half.
-                stage[..len].fill(0);
-            }
-            filling.step(supply, stage[..len].chunks_exact_mut(panel_bytes), pool)?;
-            let stage: &[u8] = stage;
-            self.fingerprint.pass(*before + rows..*before + filling.rows(), |row, out| {
-                let row = row - *before - rows;
-                layout.decode(&stage[row / LANES * panel_bytes..][..panel_bytes], row % LANES, out);
-                Ok(())
+        let count = panels.min(part.rows.div_ceil(LANES) - filling.panels);
+        if *as_stored {
+            let next = rows..part.rows.min(rows + count * LANES);
+            let decode = |row, out: &mut [f32]| filling.decode_row(row - *before, out);
+            let (fingerprint, passed) = (&mut self.fingerprint, *before + next.start..*before + next.end);
+            let pass = Mutex::new(Some(move || fingerprint.pass(passed, decode)));
+            let copy = |piece: Range<usize>, to: &mut [u8]| {
+                filling.copy(next.start + piece.start..next.start + piece.end, to, DeviceWeights::stride(cols));
+                // One of the first, while others go on.
+                let pass = pass.try_lock().ok().and_then(|mut pass| pass.take());
+                pass.map_or(Ok(()), |pass| pass())
+            };
+            self.weights.send_rows(*address + done, layout, (next.len(), cols), pool, copy)?;
+        } else {
+            // Few panels go one by one, so that every worker has some.
+            let few = (FEW / panel_bytes).min(count / (4 * pool.count())).max(1);
+            let pieces = Pieces::new(count * panel_bytes, few * panel_bytes);
+            let fill = |scratch: &mut Scratch, piece: usize, to: &mut [u8]| {
+                if !cols.is_multiple_of(SUPER) {
+                    // A row's last codes are half of what is stored together; nobody writes the other half.
+                    to.fill(0);
+                }
+                let mut panels = (filling.panels + piece * few..).zip(to.chunks_exact_mut(panel_bytes));
+                panels.try_for_each(|(index, panel)| filling.panel(supply, index, panel, scratch))
+            };
+            let fingerprint = &mut self.fingerprint;
+            self.weights.send(*address + done, pieces, pool, fill, |sent, bytes| {
+                let first = rows + sent.start / panel_bytes * LANES;
+                let end = part.rows.min(rows + sent.end / panel_bytes * LANES);
+                fingerprint.pass(*before + first..*before + end, |row, out| {
+                    let row = row - *before - first;
+                    layout.decode(&bytes[row / LANES * panel_bytes..][..panel_bytes], row % LANES, out);
+                    Ok(())
+                })
             })?;
-            self.weights.send(*address + done, (filling.bytes() - done) as usize)?;
         }
+        filling.panels += count;
         if filling.is_done() {
             reserve(&mut self.sent, 1, "the list of a weight's parts")?;
             self.sent.push(ops::part_of(layout, part.rows, cols, panel_bytes, 0, *address));

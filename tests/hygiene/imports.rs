@@ -38,6 +38,7 @@ const UNSAFE_PLACES: &[&str] = &[
     "src/circuit/device.rs",
     "src/circuit/device_weights.rs",
     "src/circuit/found.rs",
+    "src/circuit/staging.rs",
     "src/comm/nccl.rs",
     "src/ops/",
     "src/runtime/",

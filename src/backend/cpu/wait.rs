@@ -11,7 +11,7 @@ pub(super) struct Padded<T>(pub T);
 
 /// Waits for `ready`: `spins` looks with the processor, then yielding it, then in short naps. So more threads than processors, or a
 /// peer that lost its processor, still make progress, and nobody spins without bound.
-pub(super) fn wait_until(spins: u32, ready: impl Fn() -> bool) {
+pub(crate) fn wait_until(spins: u32, ready: impl Fn() -> bool) {
     for _ in 0..spins {
         if ready() {
             return;

@@ -1,0 +1,210 @@
+//! Bytes on their way to a device: a ring of buffers in pinned memory, which a pool's workers fill piece by piece. Whoever fills the last piece of
+//! a buffer sends it, while the others are in the next one; so no worker waits for another but where the bus is what all wait for.
+#![allow(unsafe_code)] // pieces of one buffer for several threads
+
+use crate::backend::cpu::pool::Pool;
+use crate::backend::cpu::wait_until;
+use crate::backend::cuda::{Device, Event, Pinned};
+use crate::error::{Error, Result};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The ring.
+#[derive(Default)]
+pub struct Staging {
+    buffers: Vec<Buffer>,
+    /// Buffers that were filled so far, each as often as it was.
+    filled: usize,
+}
+
+struct Buffer {
+    bytes: Pinned,
+    /// Of the copy that used it last.
+    end: Event,
+    /// The turn that may write it, counted from 1, and its pieces that are still to be filled.
+    open: AtomicUsize,
+    left: AtomicUsize,
+}
+
+/// What is to be filled: bytes by pieces, so many to a buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Pieces {
+    /// Bytes in all.
+    pub total: usize,
+    /// Of a piece; the last one has what is left.
+    pub each: usize,
+    /// Pieces of one buffer.
+    pub together: usize,
+}
+
+impl Pieces {
+    /// `total` bytes, as many pieces to a buffer as fit.
+    pub fn new(total: usize, each: usize) -> Pieces {
+        Pieces { total, each, together: (Staging::BYTES / each.max(1)).max(1) }
+    }
+
+    fn count(&self) -> usize {
+        self.total.div_ceil(self.each)
+    }
+
+    fn turns(&self) -> usize {
+        self.count().div_ceil(self.together)
+    }
+
+    fn of(&self, turn: usize) -> Range<usize> {
+        turn * self.together..self.count().min((turn + 1) * self.together)
+    }
+
+    /// Where a turn's bytes begin and end.
+    fn bytes(&self, turn: usize) -> Range<usize> {
+        let Range { start, end } = self.of(turn);
+        start * self.each..self.total.min(end * self.each)
+    }
+}
+
+/// Queues the copy of a full buffer that begins with these bytes of the whole, and the event behind it.
+pub type Sender<'a> = dyn FnMut(Range<usize>, &Pinned, &Event) -> Result<()> + Send + 'a;
+
+impl Staging {
+    /// Bytes of a buffer: a copy of so many hardly notices where it begins and ends.
+    pub const BYTES: usize = 16 << 20;
+    /// Buffers: one is filled, one is copied, and one is between the two.
+    pub const BUFFERS: usize = 3;
+
+    /// Fills pieces with `fill`, by their numbers, each by one of the pool's workers with an `S` of its own, and has full buffers sent in their order. Returns when
+    /// all are sent; the copies may be under way. A failure ends it as soon as all have noticed.
+    pub fn run<S: Default>(
+        &mut self,
+        device: &Arc<Device>,
+        pool: &Pool,
+        pieces: Pieces,
+        fill: impl Fn(&mut S, usize, &mut [u8]) -> Result<()> + Sync,
+        send: &mut Sender<'_>,
+    ) -> Result<()> {
+        while self.buffers.len() < Staging::BUFFERS.min(self.filled + pieces.turns()) {
+            let bytes = Pinned::new(device, Staging::BYTES, "staging of weights")?;
+            self.buffers.push(Buffer { bytes, end: Event::new(device, false)?, open: AtomicUsize::new(0), left: AtomicUsize::new(0) });
+        }
+        let first = self.filled;
+        self.filled += pieces.turns();
+        self.buffers.iter_mut().for_each(|buffer| *buffer.open.get_mut() = 0);
+        let run = Run {
+            buffers: &self.buffers,
+            first,
+            pieces,
+            sent: AtomicUsize::new(0),
+            sending: Mutex::new(send),
+            has_failed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+        };
+        let counter = AtomicUsize::new(0);
+        let done = pool.run(&|worker| {
+            let _whole = Whole(&run);
+            let mut scratch = S::default();
+            worker.each(&counter, pieces.count(), 1, |range| {
+                for piece in range {
+                    run.piece(piece, |to| fill(&mut scratch, piece, to)).unwrap_or_else(|e| run.fail(e));
+                }
+            });
+        });
+        match lock(&run.failure).take() {
+            Some(e) => Err(e),
+            None => done,
+        }
+    }
+}
+
+struct Run<'a, 'b> {
+    buffers: &'a [Buffer],
+    /// Turns of all runs before.
+    first: usize,
+    pieces: Pieces,
+    /// Turns that were sent.
+    sent: AtomicUsize,
+    sending: Mutex<&'a mut Sender<'b>>,
+    has_failed: AtomicBool,
+    failure: Mutex<Option<Error>>,
+}
+
+impl Run<'_, '_> {
+    fn buffer(&self, turn: usize) -> &Buffer {
+        &self.buffers[(self.first + turn) % self.buffers.len()]
+    }
+
+    fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
+    }
+
+    fn fail(&self, e: Error) {
+        lock(&self.failure).get_or_insert(e);
+        self.has_failed.store(true, Ordering::Release);
+    }
+
+    fn piece(&self, piece: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+        let turn = piece / self.pieces.together;
+        let (buffer, all) = (self.buffer(turn), self.pieces.of(turn));
+        if piece == all.start {
+            // What was in it must have left.
+            let before = (turn + 1).saturating_sub(self.buffers.len());
+            self.wait(|| self.sent.load(Ordering::Acquire) >= before);
+            if self.has_failed() {
+                return Ok(());
+            }
+            buffer.end.wait()?;
+            buffer.left.store(all.len(), Ordering::Relaxed);
+            buffer.open.store(turn + 1, Ordering::Release);
+        } else {
+            self.wait(|| buffer.open.load(Ordering::Acquire) > turn);
+        }
+        if self.has_failed() {
+            return Ok(());
+        }
+        let at = (piece - all.start) * self.pieces.each;
+        let bytes = self.pieces.each.min(self.pieces.bytes(turn).len() - at);
+        assert!(at + bytes <= Staging::BYTES);
+        let start = std::ptr::with_exposed_provenance_mut::<u8>(buffer.bytes.address() as usize);
+        // SAFETY: inside of the buffer, which is open for this turn: its last copy was waited for, the next begins when all pieces of the turn are
+        // full, and each piece is dealt out once.
+        fill(unsafe { std::slice::from_raw_parts_mut(start.add(at), bytes) })?;
+        if buffer.left.fetch_sub(1, Ordering::AcqRel) == 1 { self.send() } else { Ok(()) }
+    }
+
+    /// Sends what is full and has its turn.
+    fn send(&self) -> Result<()> {
+        let mut send = lock(&self.sending);
+        loop {
+            let turn = self.sent.load(Ordering::Relaxed);
+            let buffer = self.buffer(turn);
+            let is_full = buffer.open.load(Ordering::Acquire) == turn + 1 && buffer.left.load(Ordering::Acquire) == 0;
+            if turn == self.pieces.turns() || !is_full || self.has_failed() {
+                return Ok(());
+            }
+            send(self.pieces.bytes(turn), &buffer.bytes, &buffer.end)?;
+            self.sent.store(turn + 1, Ordering::Release);
+        }
+    }
+
+    fn wait(&self, ready: impl Fn() -> bool) {
+        wait_until(SPINS, || ready() || self.has_failed());
+    }
+}
+
+/// Looks before yielding: some microseconds, a small part of a buffer's copy.
+const SPINS: u32 = 200;
+
+/// Whoever unwinds leaves a piece that nobody fills: the others must not wait for it.
+struct Whole<'a, 'b, 'c>(&'a Run<'b, 'c>);
+
+impl Drop for Whole<'_, '_, '_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.has_failed.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// What is inside is whole at every moment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
