@@ -116,17 +116,19 @@ impl DeviceWeights {
         Ok(address)
     }
 
-    /// Sends pieces to `to`, as `fill` makes them; `pass` sees them on their way, many together, with where they begin and end.
+    /// Sends pieces to `to`, as `fill` makes them; `pass` sees them on their way, many together, with where they begin and end. `filled` is told
+    /// which bytes were made.
     pub fn send<S: Default>(
         &mut self,
         to: u64,
         pieces: Pieces,
         pool: &Pool,
         fill: impl Fn(&mut S, usize, &mut [u8]) -> Result<()> + Sync,
+        filled: impl Fn(Range<usize>) + Sync,
         mut pass: impl FnMut(Range<usize>, &[u8]) -> Result<()> + Send,
     ) -> Result<()> {
         let DeviceWeights { streams: [stream, _], staging, .. } = self;
-        staging.run(stream.device(), pool, pieces, fill, &mut |range, buffer, end| {
+        staging.run(stream.device(), pool, pieces, fill, filled, &mut |range, buffer, end| {
             let (to, len) = (to + range.start as u64, range.len());
             pass(range, &buffer.as_slice()[..len])?;
             // SAFETY: the buffer is not written before `end` was waited for.
@@ -145,7 +147,7 @@ impl DeviceWeights {
         self.spare / DeviceWeights::stride(cols).max(1) / LANES * LANES
     }
 
-    /// Sends `rows` rows that are packed at `to`, as `fill` writes them, each piece from a row on, `stride` bytes apart.
+    /// Sends `rows` rows that are packed at `to`, as `fill` writes them, `stride` bytes apart; `filled` is told which were written.
     pub fn send_rows(
         &mut self,
         to: u64,
@@ -153,6 +155,7 @@ impl DeviceWeights {
         (rows, cols): (usize, usize),
         pool: &Pool,
         fill: impl Fn(Range<usize>, &mut [u8]) -> Result<()> + Sync,
+        filled: impl Fn(Range<usize>) + Sync,
     ) -> Result<()> {
         let (stride, most) = (DeviceWeights::stride(cols), self.most_rows(cols));
         let is_half = matches!(layout, Layout::Bf16 | Layout::F16);
@@ -172,10 +175,11 @@ impl DeviceWeights {
         let DeviceWeights { streams, staging, spare, .. } = self;
         let mut turn = 0;
         let fill = |_: &mut (), piece: usize, to: &mut [u8]| fill(piece * each..rows.min((piece + 1) * each), to);
-        staging.run(streams[0].device(), pool, pieces, fill, &mut |range, buffer, end| {
+        let of = |bytes: Range<usize>| bytes.start / stride..bytes.end / stride;
+        staging.run(streams[0].device(), pool, pieces, fill, |bytes| filled(of(bytes)), &mut |bytes, buffer, end| {
             let (stream, scratch) = (&streams[turn % streams.len()], scratch + (turn % streams.len() * *spare) as u64);
             turn += 1;
-            let rows = range.start / stride..range.end / stride;
+            let rows = of(bytes);
             // SAFETY: the buffer is not written before `end` was waited for.
             unsafe { stream.write_pinned(scratch, buffer, 0..rows.len() * stride) }?;
             end.record(stream)?;
@@ -207,7 +211,7 @@ impl Place for DeviceWeights {
             to.copy_from_slice(&bytes[piece * PIECE..][..to.len()]);
             Ok(())
         };
-        self.send(address, Pieces::new(bytes.len(), PIECE), &Pool::new(1)?, copy, |_, _| Ok(()))?;
+        self.send(address, Pieces::new(bytes.len(), PIECE), &Pool::new(1)?, copy, |_| {}, |_, _| Ok(()))?;
         Ok(address)
     }
 }

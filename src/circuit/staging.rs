@@ -2,6 +2,7 @@
 //! a buffer sends it, while the others are in the next one; so no worker waits for another but where the bus is what all wait for.
 #![allow(unsafe_code)] // pieces of one buffer for several threads
 
+use crate::backend::cpu::arena;
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::wait_until;
 use crate::backend::cuda::{Device, Event, Pinned};
@@ -72,20 +73,19 @@ impl Staging {
     /// Buffers: one is filled, one is copied, and one is between the two.
     pub const BUFFERS: usize = 3;
 
-    /// Fills pieces with `fill`, by their numbers, each by one of the pool's workers with an `S` of its own, and has full buffers sent in their order. Returns when
-    /// all are sent; the copies may be under way. A failure ends it as soon as all have noticed.
+    /// Fills pieces with `fill`, by their numbers, each by one of the pool's workers with an `S` of its own, and has full buffers sent in their order;
+    /// `filled` is told which bytes of the whole a full one took. Returns when all are sent; the copies may be under way. A failure ends it as soon
+    /// as all have noticed.
     pub fn run<S: Default>(
         &mut self,
         device: &Arc<Device>,
         pool: &Pool,
         pieces: Pieces,
         fill: impl Fn(&mut S, usize, &mut [u8]) -> Result<()> + Sync,
+        filled: impl Fn(Range<usize>) + Sync,
         send: &mut Sender<'_>,
     ) -> Result<()> {
-        while self.buffers.len() < Staging::BUFFERS.min(self.filled + pieces.turns()) {
-            let bytes = Pinned::new(device, Staging::BYTES, "staging of weights")?;
-            self.buffers.push(Buffer { bytes, end: Event::new(device, false)?, open: AtomicUsize::new(0), left: AtomicUsize::new(0) });
-        }
+        self.grow(device, pool, Staging::BUFFERS.min(self.filled + pieces.turns()))?;
         let first = self.filled;
         self.filled += pieces.turns();
         self.buffers.iter_mut().for_each(|buffer| *buffer.open.get_mut() = 0);
@@ -104,7 +104,11 @@ impl Staging {
             let mut scratch = S::default();
             worker.each(&counter, pieces.count(), 1, |range| {
                 for piece in range {
-                    run.piece(piece, |to| fill(&mut scratch, piece, to)).unwrap_or_else(|e| run.fail(e));
+                    match run.piece(piece, |to| fill(&mut scratch, piece, to)) {
+                        Ok(Some(all)) => filled(all),
+                        Ok(None) => {}
+                        Err(e) => run.fail(e),
+                    }
                 }
             });
         });
@@ -114,6 +118,30 @@ impl Staging {
         }
     }
 }
+
+impl Staging {
+    /// Makes buffers until there are so many. The system provides memory page by page, so all workers ask for it.
+    fn grow(&mut self, device: &Arc<Device>, pool: &Pool, count: usize) -> Result<()> {
+        const PIECE: usize = 2 << 20;
+        let more = count.saturating_sub(self.buffers.len());
+        let mut made = (0..more).map(|_| arena::Buffer::new(Staging::BYTES, WHAT)).collect::<Result<Vec<_>>>()?;
+        let pieces: Vec<Mutex<&mut [u8]>> =
+            made.iter_mut().flat_map(|bytes| bytes.as_mut_slice().chunks_mut(PIECE)).map(Mutex::new).collect();
+        let counter = AtomicUsize::new(0);
+        if more > 0 {
+            pool.run(&|worker| worker.each(&counter, pieces.len(), 1, |range| pieces[range].iter().for_each(|piece| lock(piece).fill(0))))?;
+        }
+        drop(pieces);
+        for bytes in made {
+            // Where the system has no such memory pinned, the driver gives some.
+            let bytes = Pinned::of(device, bytes, WHAT).or_else(|_| Pinned::new(device, Staging::BYTES, WHAT))?;
+            self.buffers.push(Buffer { bytes, end: Event::new(device, false)?, open: AtomicUsize::new(0), left: AtomicUsize::new(0) });
+        }
+        Ok(())
+    }
+}
+
+const WHAT: &str = "staging of weights";
 
 struct Run<'a, 'b> {
     buffers: &'a [Buffer],
@@ -141,7 +169,8 @@ impl Run<'_, '_> {
         self.has_failed.store(true, Ordering::Release);
     }
 
-    fn piece(&self, piece: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+    /// The bytes of a buffer, to whoever fills its last piece.
+    fn piece(&self, piece: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Option<Range<usize>>> {
         let turn = piece / self.pieces.together;
         let (buffer, all) = (self.buffer(turn), self.pieces.of(turn));
         if piece == all.start {
@@ -149,7 +178,7 @@ impl Run<'_, '_> {
             let before = (turn + 1).saturating_sub(self.buffers.len());
             self.wait(|| self.sent.load(Ordering::Acquire) >= before);
             if self.has_failed() {
-                return Ok(());
+                return Ok(None);
             }
             buffer.end.wait()?;
             buffer.left.store(all.len(), Ordering::Relaxed);
@@ -158,7 +187,7 @@ impl Run<'_, '_> {
             self.wait(|| buffer.open.load(Ordering::Acquire) > turn);
         }
         if self.has_failed() {
-            return Ok(());
+            return Ok(None);
         }
         let at = (piece - all.start) * self.pieces.each;
         let bytes = self.pieces.each.min(self.pieces.bytes(turn).len() - at);
@@ -167,7 +196,11 @@ impl Run<'_, '_> {
         // SAFETY: inside of the buffer, which is open for this turn: its last copy was waited for, the next begins when all pieces of the turn are
         // full, and each piece is dealt out once.
         fill(unsafe { std::slice::from_raw_parts_mut(start.add(at), bytes) })?;
-        if buffer.left.fetch_sub(1, Ordering::AcqRel) == 1 { self.send() } else { Ok(()) }
+        if buffer.left.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return Ok(None);
+        }
+        self.send()?;
+        Ok(Some(self.pieces.bytes(turn)))
     }
 
     /// Sends what is full and has its turn.

@@ -31,8 +31,9 @@ use crate::runtime::{self, Class, Level};
 use crate::text::Tokenizer;
 use crate::text::own_stack::Beside;
 use crate::text::turns::Turns;
-use crate::weights::{Checkpoint, Input, Reading, Source, WeightSpec};
+use crate::weights::{Checkpoint, Input, Pick, Reading, Source, WeightSpec};
 use crate::{bail, ensure};
+use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -349,9 +350,17 @@ impl Weights {
             self.done += if is_paged { 0 } else { bytes as u64 };
             self.weights.push(weight);
             if prepared.packs(index) && !is_paged {
-                let give_back = |index, count| spec.parts().for_each(|part| prepared.checkpoint.release_share(&part.tensor, index, count));
-                let (shares, counter) = (self.pool.count(), AtomicUsize::new(0));
-                self.pool.run(&|worker| worker.each(&counter, shares, 1, |range| range.for_each(|index| give_back(index, shares))))?;
+                let give_back = |shares: Range<usize>, count| {
+                    spec.parts().for_each(|part| prepared.checkpoint.release_part(&part.tensor, shares.clone(), count));
+                };
+                // What was sent by pieces was given back by pieces, where it was a tensor of its own.
+                match place.device && spec.parts().all(|part| part.pick == Pick::Whole) {
+                    true => give_back(0..1, 1),
+                    false => {
+                        let (shares, counter) = (self.pool.count(), AtomicUsize::new(0));
+                        self.pool.run(&|worker| worker.each(&counter, shares, 1, |range| give_back(range, shares)))?;
+                    }
+                }
             }
         }
         Ok(self.weights.len() == prepared.declarations.weights.len())

@@ -112,7 +112,7 @@ impl Packing {
         self.given_back = read.max(first);
         pool.run(&|worker| {
             worker.each(&counter, self.given_back - first, 1, |range| {
-                range.for_each(|share| checkpoint.release_share(&part.tensor, first + share, shares));
+                range.for_each(|share| checkpoint.release_part(&part.tensor, first + share..first + share + 1, shares));
             });
         })
     }

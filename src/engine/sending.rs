@@ -15,7 +15,7 @@ use crate::backend::cuda::{Device, Stream};
 use crate::circuit::{DeviceWeights, Pieces, Staging};
 use crate::error::{Result, reserve};
 use crate::ops::{self, GpuWeight, Weight};
-use crate::weights::{Part, Role, Source, WeightSpec};
+use crate::weights::{Part, Pick, Role, Source, WeightSpec};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -114,10 +114,16 @@ impl Sending {
         let Some(Current { filling, address, before, as_stored }) = &mut self.current else { return Ok(()) };
         let (rows, done, panels) = (filling.rows(), filling.bytes(), (most / panel_bytes).max(1));
         let count = panels.min(part.rows.div_ceil(LANES) - filling.panels);
+        let (before, panels, pick) = (*before, filling.panels, filling.part.pick);
+        let give_back = |read: Range<usize>| {
+            if let (Supply::Checkpoint(checkpoint), Pick::Whole) = (supply, pick) {
+                checkpoint.release_part(&part.tensor, rows + read.start..part.rows.min(rows + read.end), part.rows);
+            }
+        };
         if *as_stored {
             let next = rows..part.rows.min(rows + count * LANES);
-            let decode = |row, out: &mut [f32]| filling.decode_row(row - *before, out);
-            let (fingerprint, passed) = (&mut self.fingerprint, *before + next.start..*before + next.end);
+            let decode = |row, out: &mut [f32]| filling.decode_row(row - before, out);
+            let (fingerprint, passed) = (&mut self.fingerprint, before + next.start..before + next.end);
             let pass = Mutex::new(Some(move || fingerprint.pass(passed, decode)));
             let copy = |piece: Range<usize>, to: &mut [u8]| {
                 filling.copy(next.start + piece.start..next.start + piece.end, to, DeviceWeights::stride(cols));
@@ -125,7 +131,7 @@ impl Sending {
                 let pass = pass.try_lock().ok().and_then(|mut pass| pass.take());
                 pass.map_or(Ok(()), |pass| pass())
             };
-            self.weights.send_rows(*address + done, layout, (next.len(), cols), pool, copy)?;
+            self.weights.send_rows(*address + done, layout, (next.len(), cols), pool, copy, give_back)?;
         } else {
             // Few panels go one by one, so that every worker has some.
             let few = (FEW / panel_bytes).min(count / (4 * pool.count())).max(1);
@@ -135,19 +141,26 @@ impl Sending {
                     // A row's last codes are half of what is stored together; nobody writes the other half.
                     to.fill(0);
                 }
-                let mut panels = (filling.panels + piece * few..).zip(to.chunks_exact_mut(panel_bytes));
+                let mut panels = (panels + piece * few..).zip(to.chunks_exact_mut(panel_bytes));
                 panels.try_for_each(|(index, panel)| filling.panel(supply, index, panel, scratch))
             };
             let fingerprint = &mut self.fingerprint;
-            self.weights.send(*address + done, pieces, pool, fill, |sent, bytes| {
-                let first = rows + sent.start / panel_bytes * LANES;
-                let end = part.rows.min(rows + sent.end / panel_bytes * LANES);
-                fingerprint.pass(*before + first..*before + end, |row, out| {
-                    let row = row - *before - first;
-                    layout.decode(&bytes[row / LANES * panel_bytes..][..panel_bytes], row % LANES, out);
-                    Ok(())
-                })
-            })?;
+            let rows_of = |bytes: Range<usize>| bytes.start / panel_bytes * LANES..bytes.end / panel_bytes * LANES;
+            self.weights.send(
+                *address + done,
+                pieces,
+                pool,
+                fill,
+                |bytes| give_back(rows_of(bytes)),
+                |sent, bytes| {
+                    let (first, end) = (rows + rows_of(sent.clone()).start, part.rows.min(rows + rows_of(sent).end));
+                    fingerprint.pass(before + first..before + end, |row, out| {
+                        let row = row - before - first;
+                        layout.decode(&bytes[row / LANES * panel_bytes..][..panel_bytes], row % LANES, out);
+                        Ok(())
+                    })
+                },
+            )?;
         }
         filling.panels += count;
         if filling.is_done() {

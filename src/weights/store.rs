@@ -247,19 +247,19 @@ impl Checkpoint {
 
     /// Gives a tensor's pages back after they were copied elsewhere. Reading it again works. No-op when not mapped.
     pub fn release(&self, name: &str) {
-        self.release_share(name, 0, 1);
+        self.release_part(name, 0..1, 1);
     }
 
-    /// As [`Checkpoint::release`], share `index` of `count`, so that threads do it together: it takes the system about as long as
-    /// giving the pages did.
-    pub fn release_share(&self, name: &str, index: usize, count: usize) {
+    /// As [`Checkpoint::release`], a part of `count` equal ones: as they are read, or so that threads do it together, since it takes the system
+    /// about as long as giving the pages did.
+    pub fn release_part(&self, name: &str, part: Range<usize>, count: usize) {
         // The large piece of a quantised tensor has a name of its own.
         let packed = || name.strip_suffix("weight").and_then(|stem| self.by_name.get(&format!("{stem}weight_packed")));
         let found = self.by_name.get(name).or_else(packed).or_else(|| self.by_name.get(&format!("{name}_blocks")));
         if let Some(&i) = found {
             let t = &self.tensors[i];
             let at = |index: usize| t.range.start + (t.range.len() as u128 * index as u128 / count.max(1) as u128) as usize;
-            self.files[t.file].release(at(index)..at(index + 1));
+            self.files[t.file].release(at(part.start)..at(part.end));
         }
     }
 

@@ -186,6 +186,15 @@ EXPORT cuMemFreeHost(void* p) {
     std::lock_guard<std::recursive_mutex> held(lock);
     return pinned.erase((u8*)p), free(p), OK;
 }
+EXPORT cuMemHostRegister_v2(void* p, size_t bytes, u32) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    return pinned[(u8*)p] = bytes, OK;
+}
+EXPORT cuMemHostUnregister(void* p) {
+    work_off_all();
+    std::lock_guard<std::recursive_mutex> held(lock);
+    return pinned.erase((u8*)p), OK;
+}
 EXPORT cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Stream* stream) {
     if (is_late() && !is_pinned(from)) {
         std::vector<u8> taken((const u8*)from, (const u8*)from + bytes);

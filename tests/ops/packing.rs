@@ -1,14 +1,15 @@
 //! Rows that a device packs as it gets them, beside the processor's packing of the same rows: the same bytes.
 
 use crate::device::device;
-use metrale::backend::cpu::pack::{LANES, Layout, Packed};
 use metrale::backend::cpu::crew::Crew;
+use metrale::backend::cpu::pack::{LANES, Layout, Packed};
 use metrale::backend::cpu::pool::{Pool, Team};
 use metrale::backend::cuda::Stream;
 use metrale::circuit::{DeviceWeights, Pieces, Staging};
 use metrale::error::{Error, Kind};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Rows and columns: fewer and more than a panel has, odd and even, below a word of sixteen bytes, around what a warp takes, wide.
 const SHAPES: [(usize, usize); 14] = [
@@ -57,7 +58,10 @@ fn send(weights: &mut DeviceWeights, pool: &Pool, layout: Layout, (rows, cols): 
             Ok(())
         };
         let to = address + (index * most / LANES * panel_bytes) as u64;
-        weights.send_rows(to, layout, (part.len(), cols), pool, fill).unwrap();
+        let written = Mutex::new(0);
+        let filled = |rows: Range<usize>| *written.lock().unwrap() += rows.len();
+        weights.send_rows(to, layout, (part.len(), cols), pool, fill, filled).unwrap();
+        assert_eq!(written.into_inner().unwrap(), part.len());
     }
     let fill = |rows: &[Vec<u16>]| {
         let mut panel = vec![0xff; panel_bytes];
@@ -106,7 +110,7 @@ fn rows_go_as_many_at_once_as_scratch_has_room_for() {
     assert_eq!(of(1 << 20).most_rows(usize::MAX), 0);
     let pool = Pool::new(1).unwrap();
     for (layout, rows, spare) in [(Layout::Bf16, 16, 511), (Layout::Bf16, 0, 512), (Layout::F32, 16, 512)] {
-        assert!(of(spare).send_rows(0, layout, (rows, 8), &pool, |_, _| Ok(())).is_err(), "{rows} as {layout:?} through {spare}");
+        assert!(of(spare).send_rows(0, layout, (rows, 8), &pool, |_, _| Ok(()), |_| {}).is_err(), "{rows} as {layout:?} through {spare}");
     }
 }
 
@@ -131,8 +135,12 @@ fn pieces_arrive_where_they_belong() {
             passed = range.end;
             Ok(())
         };
-        weights.send(address, Pieces { total, each, together }, &pool, fill, pass).unwrap();
-        assert_eq!(passed, total);
+        let filled = AtomicUsize::new(0);
+        let count = |range: Range<usize>| {
+            filled.fetch_add(range.len(), Ordering::Relaxed);
+        };
+        weights.send(address, Pieces { total, each, together }, &pool, fill, count, pass).unwrap();
+        assert_eq!((passed, filled.into_inner()), (total, total));
         weights.finish().unwrap();
         let mut found = vec![0; total];
         stream.read(address, &mut found).unwrap();
@@ -154,19 +162,26 @@ fn a_piece_that_fails_ends_the_run() {
             true => Err(Error::new(Kind::Io, format!("piece {piece}"))),
             false => Ok(()),
         };
-        let failed = weights.send(address, pieces, &pool, fill, |_, _| Ok(())).unwrap_err();
+        let failed = weights.send(address, pieces, &pool, fill, |_| {}, |_, _| Ok(())).unwrap_err();
         assert_eq!((failed.kind(), failed.to_string()), (Kind::Io, format!("piece {bad}")));
         let panics = |_: &mut (), piece: usize, _: &mut [u8]| {
             assert!(piece != bad, "piece {piece} is bad");
             Ok(())
         };
-        let failed = weights.send(address, pieces, &pool, panics, |_, _| Ok(())).unwrap_err();
+        let failed = weights.send(address, pieces, &pool, panics, |_| {}, |_, _| Ok(())).unwrap_err();
         assert!(failed.kind() == Kind::Internal && failed.to_string().contains("is bad"), "{failed}");
-        let failed = weights.send(address, pieces, &pool, |_: &mut (), _, _| Ok(()), |range, _| match range.start == bad / 4 << 14 {
-            true => Err(Error::new(Kind::Io, "on its way")),
-            false => Ok(()),
-        });
+        let failed = weights.send(
+            address,
+            pieces,
+            &pool,
+            |_: &mut (), _, _| Ok(()),
+            |_| {},
+            |range, _| match range.start == bad / 4 << 14 {
+                true => Err(Error::new(Kind::Io, "on its way")),
+                false => Ok(()),
+            },
+        );
         assert_eq!(failed.unwrap_err().to_string(), "on its way");
-        weights.send(address, pieces, &pool, |_: &mut (), _, _| Ok(()), |_, _| Ok(())).unwrap();
+        weights.send(address, pieces, &pool, |_: &mut (), _, _| Ok(()), |_| {}, |_, _| Ok(())).unwrap();
     }
 }

@@ -2,6 +2,7 @@
 #![allow(missing_docs)] // as the modules that it stands for
 
 use super::launch::{Grid, Kernel, Launch};
+use crate::backend::cpu::arena::Buffer;
 use crate::error::{Error, Kind, Result};
 use std::ffi::CStr;
 use std::ops::Range;
@@ -89,6 +90,9 @@ impl Block {
 
 impl Pinned {
     pub fn new(device: &Arc<Device>, _: usize, _: &str) -> Result<Pinned> {
+        match **device {}
+    }
+    pub fn of(device: &Arc<Device>, _: Buffer, _: &str) -> Result<Pinned> {
         match **device {}
     }
     pub fn as_slice(&self) -> &[u8] {
