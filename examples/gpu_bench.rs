@@ -1,6 +1,6 @@
 //! Speed of a model's shapes on an NVIDIA device, as shares of what its memory gives a plain read in the same run.
 //!
-//!     gpu_bench [--types BF16,Q8_0] [--batches 1,8,32] [--prompt 2048] [--layers 36] [--steps 64] [--device 1] [--on-device N] [--host-experts N]
+//!     gpu_bench [--types BF16,Q8_0,Q4_K_M] [--batches 1,8,32] [--prompt 2048] [--layers 36] [--steps 64] [--device 1] [--on-device N] [--host-experts N]
 //!         [--threads N] [--kernels] [--deterministic] [--sampling] [--ahead N] [CONFIG]
 //!
 //! CONFIG is a folder with `config.json`; without it the shapes are those of Qwen3-8B. Weights are random. With `--on-device` the last N layers
@@ -19,7 +19,6 @@ use metrale::backend::cuda::{Device, Stream, read_bandwidth};
 use metrale::engine::{self, Chooser, Sequence, SequenceOptions, decode, decode_step, forward};
 use metrale::options::{LoadOptions, Synthetic};
 use metrale::sampling::{Sampler, Stage};
-use metrale::tensor::DType;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -110,15 +109,8 @@ fn run(a: &Arguments) -> metrale::error::Result<()> {
         made.clone()
     });
     for name in &a.types {
-        let dtype = [DType::BF16, DType::F16, DType::F8E4M3, DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q5K, DType::Q6K]
-            .into_iter()
-            .find(|d| d.name() == name);
-        let Some(dtype) = dtype else {
-            println!("{name}: no such type here");
-            continue;
-        };
-        let plain = one(a, &folder, dtype, read, false);
-        let fixed = if a.deterministic { one(a, &folder, dtype, read, true) } else { Ok(Vec::new()) };
+        let plain = one(a, &folder, name, read, false);
+        let fixed = if a.deterministic { one(a, &folder, name, read, true) } else { Ok(Vec::new()) };
         match plain.and_then(|plain| Ok((plain, fixed?))) {
             Ok((plain, fixed)) => {
                 for ((what, plain), (_, fixed)) in plain.iter().zip(&fixed) {
@@ -138,15 +130,9 @@ fn run(a: &Arguments) -> metrale::error::Result<()> {
 }
 
 /// What was measured, and tokens a second.
-fn one(
-    a: &Arguments,
-    folder: &std::path::Path,
-    dtype: DType,
-    read: f64,
-    deterministic: bool,
-) -> metrale::error::Result<Vec<(String, f64)>> {
+fn one(a: &Arguments, folder: &std::path::Path, name: &str, read: f64, deterministic: bool) -> metrale::error::Result<Vec<(String, f64)>> {
     let mut figures = Vec::new();
-    let synthetic = Some(Synthetic { dtype, seed: 1 });
+    let synthetic = Some(Synthetic::parse(name, 1)?);
     let context = a.prompt.max(DEPTH) + 512 + a.ahead;
     let (device, device_layers, host_experts) = (a.device, a.on_device, a.host_experts);
     let options = LoadOptions {
@@ -164,10 +150,10 @@ fn one(
     let (bytes, vocab) = (engine.step_bytes(), engine.info().vocab as u64);
     let there = engine.plan().device;
     let (layers, experts, total) = (there.layers, there.host_experts, there.total() as f64 / 1e9);
-    println!("{}: {layers} layers, without the experts of {experts}, and {total:.1} GB on the device", dtype.name());
+    println!("{name}: {layers} layers, without the experts of {experts}, and {total:.1} GB on the device");
     println!(
         "{}{}: loaded in {:.1} s; a step reads {:.2} GB of weights",
-        dtype.name(),
+        name,
         if deterministic { ", deterministic" } else { "" },
         started.elapsed().as_secs_f64(),
         bytes as f64 / 1e9

@@ -17,7 +17,6 @@ use metrale::backend::cpu::arena::Buffer;
 use metrale::backend::cpu::pool::Pool;
 use metrale::engine::{self, Sequence, SequenceOptions, forward};
 use metrale::options::{Compute, LoadOptions, Synthetic};
-use metrale::tensor::DType;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -31,11 +30,6 @@ struct Arguments {
     depth: usize,
     rounds: usize,
     json: bool,
-}
-
-fn dtype(name: &str) -> Option<DType> {
-    use DType::*;
-    [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, F8E4M3].into_iter().find(|t| t.name() == name)
 }
 
 fn arguments() -> Result<Arguments, String> {
@@ -56,8 +50,7 @@ fn arguments() -> Result<Arguments, String> {
             "--json" => a.json = true,
             "--synthetic" => {
                 let name = words.next().unwrap_or_default();
-                let dtype = dtype(&name).ok_or(format!("unknown type {name:?}"))?;
-                a.options.synthetic = Some(Synthetic { dtype, seed: 1 });
+                a.options.synthetic = Some(Synthetic::parse(&name, 1).map_err(|e| e.to_string())?);
             }
             _ if word.starts_with('-') => return Err(format!("unknown option {word}")),
             _ => a.model = word.into(),

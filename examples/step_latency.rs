@@ -16,7 +16,6 @@ use metrale::engine::{Chooser, Engine, Loader, Sequence, SequenceOptions, Snapsh
 use metrale::error::Kind;
 use metrale::options::{LoadOptions, Synthetic};
 use metrale::sampling::Sampler;
-use metrale::tensor::DType;
 use metrale::weights::{Access, Input};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,11 +42,7 @@ fn arguments() -> Result<Arguments, String> {
             "--prompt" => a.prompt = number(value()?)?.max(1),
             "--calls" => a.calls = number(value()?)?.max(1),
             "--prefix" => a.options.prefix_bytes = number(value()?)? as u64 * (1 << 20),
-            "--synthetic" => {
-                let (name, known) = (value()?, [DType::Q8_0, DType::Q4_0, DType::Q4K, DType::BF16, DType::F32]);
-                let dtype = known.into_iter().find(|t| t.name() == name).ok_or(format!("{name} is none of {known:?}"))?;
-                a.options.synthetic = Some(Synthetic { dtype, seed: 1 });
-            }
+            "--synthetic" => a.options.synthetic = Some(Synthetic::parse(&value()?, 1).map_err(|e| e.to_string())?),
             _ if word.starts_with('-') => return Err(format!("unknown option {word}")),
             _ => a.model = word.into(),
         }

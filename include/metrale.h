@@ -374,7 +374,7 @@ typedef struct {
     // Handed to `progress`.
     void *user;
     // For timing: fills the shapes of the model's configuration with random weights of this type (`"Q8_0"`,
-    // `"BF16"`, ...) and reads no tensor. NULL loads the real ones. Copied.
+    // `"BF16"`, `"Q4_K_M"`, ...) and reads no tensor. NULL loads the real ones. Copied.
     const char *synthetic;
     // Seed of the random weights.
     uint64_t synthetic_seed;

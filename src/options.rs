@@ -6,6 +6,7 @@ pub use precision::{ModelPart, Precision, PrecisionRule, check as check_precisio
 
 use crate::bail;
 use crate::error::{Error, Kind, Result};
+use crate::tensor::DType;
 
 /// How exactly the mathematics is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -112,10 +113,47 @@ pub fn kernel_cache() -> Option<std::path::PathBuf> {
 /// Random weights instead of a checkpoint's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Synthetic {
-    /// How matrices are stored (`BF16`, `F16`, `F32`, `Q8_0`, `Q4_0`, `Q4_K` ...).
-    pub dtype: crate::tensor::DType,
+    /// How matrices are stored.
+    pub dtype: DType,
+    /// How those are that a mixed type keeps in more bits.
+    pub finer: Option<DType>,
     /// Seed of the generator.
     pub seed: u64,
+}
+
+impl Synthetic {
+    /// All matrices in one type.
+    pub fn of(dtype: DType, seed: u64) -> Synthetic {
+        Synthetic { dtype, finer: None, seed }
+    }
+
+    /// By a type's published name, in either case: of an element (`BF16`, `Q8_0`, `Q4_K` ...), or of a mix of them as llama.cpp makes it
+    /// (`Q4_K_M`, `Q5_K_M`).
+    pub fn parse(name: &str, seed: u64) -> Result<Synthetic> {
+        use DType::*;
+        let known = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, MXFP4, F8E4M3, F8E5M2];
+        let mixes = [("Q4_K_M", Q4K, Q6K), ("Q5_K_M", Q5K, Q6K)];
+        if let Some((_, dtype, finer)) = mixes.into_iter().find(|(mix, ..)| mix.eq_ignore_ascii_case(name)) {
+            return Ok(Synthetic { dtype, finer: Some(finer), seed });
+        }
+        let dtype = known.into_iter().find(|d| d.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
+            let names: Vec<&str> = known.map(DType::name).into_iter().chain(mixes.map(|(mix, ..)| mix)).collect();
+            let text = format!("there is no element type {name:?}; known are {}", names.join(" "));
+            Error::new(Kind::UnknownOption, text).named("synthetic")
+        })?;
+        Ok(Synthetic::of(dtype, seed))
+    }
+
+    /// How a matrix is stored. Mixes keep the head in more bits, and values and down projections of half of the layers.
+    pub fn dtype_of(&self, tensor: &str) -> DType {
+        let Some(finer) = self.finer else { return self.dtype };
+        let layer = tensor.split('.').find_map(|word| word.parse::<usize>().ok());
+        let is_finer = match layer {
+            Some(layer) => layer % 2 == 1 && ["v_proj", "down_proj"].iter().any(|part| tensor.contains(part)),
+            None => tensor.contains("lm_head"),
+        };
+        if is_finer { finer } else { self.dtype }
+    }
 }
 
 impl KvChoice {
@@ -154,5 +192,32 @@ impl Compute {
             Err(std::env::VarError::NotPresent) => Ok(Compute::Fast),
             Err(e) => Err(Error::new(Kind::UnknownOption, format!("METRALE_COMPUTE: {e}"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What llama.cpp's quantize tells of Q4_K_M: Q6_K for the head and for values and down projections of every other layer or so.
+    #[test]
+    fn mixed_types_keep_some_matrices_in_more_bits() {
+        let mix = Synthetic::parse("q4_k_m", 1).unwrap();
+        let (coarse, finer) = (DType::Q4K, DType::Q6K);
+        for (tensor, dtype) in [
+            ("lm_head.weight", finer),
+            ("model.layers.0.self_attn.v_proj.weight", coarse),
+            ("model.layers.1.self_attn.v_proj.weight", finer),
+            ("model.layers.35.mlp.down_proj.weight", finer),
+            ("model.layers.35.mlp.up_proj.weight", coarse),
+            ("model.layers.35.mlp.experts.3.down_proj.weight", finer),
+            ("model.embed_tokens.weight", coarse),
+        ] {
+            assert_eq!(mix.dtype_of(tensor), dtype, "{tensor}");
+        }
+        assert_eq!(Synthetic::parse("Q8_0", 3).unwrap(), Synthetic::of(DType::Q8_0, 3));
+        assert_eq!(Synthetic::of(DType::Q4K, 0).dtype_of("lm_head.weight"), DType::Q4K);
+        let unknown = Synthetic::parse("Q9", 0).unwrap_err();
+        assert!(unknown.kind() == Kind::UnknownOption && unknown.to_string().contains("Q4_K_M"), "{unknown}");
     }
 }

@@ -28,7 +28,7 @@ fn options(device: usize, deterministic: bool) -> LoadOptions {
 fn load(config: &Value, device: usize, deterministic: bool) -> Arc<Engine> {
     let folder = Scratch::new("decode");
     folder.file("config.json", config.to_string());
-    let synthetic = Some(Synthetic { dtype: DType::BF16, seed: 7 });
+    let synthetic = Some(Synthetic::of(DType::BF16, 7));
     engine::load(folder.path(), &LoadOptions { synthetic, ..options(device, deterministic) }, None).unwrap()
 }
 

@@ -64,7 +64,7 @@ fn cases() -> Vec<Case> {
 fn load(case: &Case, deterministic: bool) -> Arc<Engine> {
     let folder = Scratch::new(&format!("determinism-{}-{deterministic}", case.name.replace(' ', "-")));
     folder.file("config.json", case.config.to_string());
-    let synthetic = Some(Synthetic { dtype: case.dtype, seed: 7 });
+    let synthetic = Some(Synthetic::of(case.dtype, 7));
     let options = LoadOptions { compute: Some(case.compute), threads: 1, synthetic, device: 1, deterministic, ..LoadOptions::default() };
     engine::load(folder.path(), &options, None).unwrap_or_else(|e| panic!("{}: {e}", case.name))
 }

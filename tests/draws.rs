@@ -21,7 +21,7 @@ fn load() -> Arc<Engine> {
     });
     let folder = Scratch::new("draws");
     folder.file("config.json", config.to_string());
-    let synthetic = Some(Synthetic { dtype: DType::BF16, seed: 7 });
+    let synthetic = Some(Synthetic::of(DType::BF16, 7));
     let options = LoadOptions { compute: Some(Compute::Fast), threads: 1, synthetic, device: 1, ..LoadOptions::default() };
     engine::load(folder.path(), &options, None).unwrap()
 }

@@ -164,7 +164,7 @@ fn products_beyond_all_sizes_are_counted_or_refused() {
         let number = |key: &str| u128::from(config[key].as_u64().unwrap());
         let head_dim = config["head_dim"].as_u64().map_or(number("hidden_size") / number("num_attention_heads"), u128::from);
         for sequences in [1usize, 1 << 12, 1 << 31, 1 << 40, usize::MAX] {
-            let synthetic = metrale::options::Synthetic { dtype: metrale::tensor::DType::F32, seed: 1 };
+            let synthetic = metrale::options::Synthetic::of(metrale::tensor::DType::F32, 1);
             let options = LoadOptions { context: context as usize, synthetic: Some(synthetic), ..LoadOptions::default() };
             match engine::plan(&folder, &options, sequences) {
                 Ok(plan) => {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use support::{Random, Scratch, models};
 
 fn load(path: &Path, synthetic: bool, prefix_bytes: u64) -> Arc<Engine> {
-    let synthetic = synthetic.then_some(Synthetic { dtype: DType::BF16, seed: 7 });
+    let synthetic = synthetic.then_some(Synthetic::of(DType::BF16, 7));
     let options = LoadOptions {
         compute: Some(Compute::Fast),
         context: 700,

@@ -13,7 +13,7 @@ use support::llama64::{Llama, difference};
 use support::{Random, Scratch};
 
 fn load(path: &Path, compute: Compute, kv_type: KvChoice, synthetic: bool) -> Arc<Engine> {
-    let synthetic = synthetic.then_some(Synthetic { dtype: DType::F32, seed: 3 });
+    let synthetic = synthetic.then_some(Synthetic::of(DType::F32, 3));
     let options =
         LoadOptions { compute: Some(compute), kv_type: Some(kv_type), context: 600, threads: 2, synthetic, ..LoadOptions::default() };
     engine::load(path, &options, None).unwrap_or_else(|e| panic!("{}: {e}", path.display()))

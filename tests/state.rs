@@ -18,7 +18,7 @@ use support::{Random, Scratch, models};
 fn load(name: &str, config: &Value) -> Arc<Engine> {
     let folder = Scratch::new(&format!("state-{name}"));
     folder.file("config.json", config.to_string());
-    let synthetic = Some(Synthetic { dtype: DType::BF16, seed: 7 });
+    let synthetic = Some(Synthetic::of(DType::BF16, 7));
     let options = LoadOptions {
         compute: Some(Compute::Fast),
         threads: 2,
@@ -288,7 +288,7 @@ fn broken_snapshots_are_errors() {
         // The same shapes with other weights are another model.
         let folder = Scratch::new(&format!("state-{name}-other"));
         folder.file("config.json", config.to_string());
-        let synthetic = Some(Synthetic { dtype: DType::BF16, seed: 8 });
+        let synthetic = Some(Synthetic::of(DType::BF16, 8));
         let options = LoadOptions { compute: Some(Compute::Fast), threads: 1, synthetic, ..LoadOptions::default() };
         let other = engine::load(folder.path(), &options, None).unwrap();
         let e = Snapshot::from_bytes(&other, &bytes).err().unwrap();
@@ -350,7 +350,7 @@ fn plans_count_recurrent_state() {
     for (name, config) in models::narrow() {
         let folder = Scratch::new(&format!("state-plan-{name}"));
         folder.file("config.json", config.to_string());
-        let synthetic = Some(Synthetic { dtype: DType::BF16, seed: 7 });
+        let synthetic = Some(Synthetic::of(DType::BF16, 7));
         let options = LoadOptions { compute: Some(Compute::Fast), synthetic, ..LoadOptions::default() };
         let [one, four] = [1, 4].map(|n| engine::plan(folder.path(), &options, n).unwrap().state);
         // By hand: the floats a layer carries, two copies for each sequence and one for all, rounded up to cache lines.

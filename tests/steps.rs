@@ -20,7 +20,7 @@ use support::{Random, Scratch, models};
 fn load(name: &str, config: &Value, threads: usize) -> Arc<Engine> {
     let folder = Scratch::new(&format!("steps-{name}-{threads}-{:?}", std::thread::current().id()));
     folder.file("config.json", config.to_string());
-    let synthetic = Some(Synthetic { dtype: DType::Q8_0, seed: 7 });
+    let synthetic = Some(Synthetic::of(DType::Q8_0, 7));
     let options = LoadOptions {
         compute: Some(Compute::Fast),
         threads,

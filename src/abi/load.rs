@@ -19,7 +19,6 @@ use crate::backend::cpu::Pool;
 use crate::engine::{self, Progress};
 use crate::error::{Error, Kind, Result};
 use crate::options::{Compute, KvChoice, LoadOptions, Precision, Synthetic};
-use crate::tensor::DType;
 use crate::weights::{Access, Input};
 
 /// Loads a model from a GGUF file or a folder with `config.json`. `path` is NUL-terminated, in the system's encoding;
@@ -96,7 +95,7 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
         true => None,
         false => {
             let name = pointer::string(host.synthetic, "metrale_load_options.synthetic")?.to_string_lossy();
-            Some(Synthetic { dtype: dtype(&name)?, seed: host.synthetic_seed })
+            Some(Synthetic::parse(&name, host.synthetic_seed)?)
         }
     };
     let precision = match host.precision.is_null() {
@@ -120,16 +119,6 @@ pub(super) fn load_options(host: &metrale_load_options) -> Result<LoadOptions> {
         low_priority: host.flags & METRALE_LOAD_LOW_PRIORITY != 0,
         deterministic: host.flags & METRALE_LOAD_DETERMINISTIC != 0,
         synthetic,
-    })
-}
-
-/// An element type by its published name, in either case.
-fn dtype(name: &str) -> Result<DType> {
-    use DType::*;
-    let known = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, MXFP4, F8E4M3, F8E5M2];
-    known.into_iter().find(|d| d.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
-        let names = known.map(DType::name).join(" ");
-        Error::new(Kind::UnknownOption, format!("there is no element type {name:?}; known are {names}")).named("synthetic")
     })
 }
 

@@ -168,7 +168,7 @@ pub struct metrale_load_options {
     /// Handed to `progress`.
     pub user: *mut c_void,
     /// For timing: fills the shapes of the model's configuration with random weights of this type (`"Q8_0"`,
-    /// `"BF16"`, ...) and reads no tensor. NULL loads the real ones. Copied.
+    /// `"BF16"`, `"Q4_K_M"`, ...) and reads no tensor. NULL loads the real ones. Copied.
     pub synthetic: *const c_char,
     /// Seed of the random weights.
     pub synthetic_seed: u64,

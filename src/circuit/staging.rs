@@ -69,9 +69,9 @@ pub type Sender<'a> = dyn FnMut(Range<usize>, &Pinned, &Event) -> Result<()> + S
 
 impl Staging {
     /// Bytes of a buffer: a copy of so many hardly notices where it begins and ends.
-    pub const BYTES: usize = 16 << 20;
-    /// Buffers: one is filled, one is copied, and one is between the two.
-    pub const BUFFERS: usize = 3;
+    pub const BYTES: usize = 8 << 20;
+    /// Buffers: one is filled, one is copied, and the others are what the bus lives on from one weight to the next.
+    pub const BUFFERS: usize = 8;
 
     /// Fills pieces with `fill`, by their numbers, each by one of the pool's workers with an `S` of its own, and has full buffers sent in their order;
     /// `filled` is told which bytes of the whole a full one took. Returns when all are sent; the copies may be under way. A failure ends it as soon

@@ -131,7 +131,7 @@ impl Filling {
                 for (row, values) in rows.clone().zip(scratch.rows(rows.len(), cols)?.chunks_mut(cols)) {
                     random.matrix_row(&part.tensor, part.stored(row), values);
                 }
-                fill_values(random.dtype, layout, cols, rows.len(), panel, scratch)
+                fill_values(random.options.dtype_of(&part.tensor), layout, cols, rows.len(), panel, scratch)
             }
             (None, _, Supply::Checkpoint(_)) => Ok(()),
         }

@@ -53,7 +53,7 @@ impl Choice<'_> {
     /// How a part is stored, and which of its rows it takes, after comparing shapes.
     fn checked(&self, spec: &WeightSpec, part: &Part) -> Result<(Form, Pick), Finding> {
         if let Some(synthetic) = self.options.synthetic {
-            return Ok((Form::Plain(synthetic.dtype), part.pick));
+            return Ok((Form::Plain(synthetic.dtype_of(&part.tensor)), part.pick));
         }
         let cols = if matches!(spec.role, Role::Vector { .. }) { 1 } else { spec.cols };
         let found = self.checkpoint.stored(&part.tensor).map_err(|e| preflight::unusable(part, e))?;

@@ -201,7 +201,7 @@ mod tests {
         ] {
             // Its own kind, and those that a matrix gets which is read across its rows, or whose precision is chosen.
             for (layout, rounding) in [(own, 0.0), (Layout::F32, 0.0), (Layout::Bf16, 0.004), (Layout::F16, 0.0005), (Layout::F8, 0.07)] {
-                let supply = Supply::Random(Random::new(crate::options::Synthetic { dtype, seed: 3 }));
+                let supply = Supply::Random(Random::new(crate::options::Synthetic::of(dtype, 3)));
                 let mut packing = Packing::new(&supply, &part, 64, layout, &pool, &region).unwrap();
                 while !packing.is_done() {
                     packing.step(&supply, 1, &pool).unwrap();

@@ -5,12 +5,10 @@
 
 use crate::error::Result;
 use crate::options::Synthetic;
-use crate::tensor::DType;
 
 /// The generator.
 pub(super) struct Random {
-    pub dtype: DType,
-    seed: u64,
+    pub options: Synthetic,
 }
 
 /// SplitMix64 (Steele et al., 2014).
@@ -24,11 +22,11 @@ fn next(state: &mut u64) -> u64 {
 
 impl Random {
     pub fn new(options: Synthetic) -> Random {
-        Random { dtype: options.dtype, seed: options.seed }
+        Random { options }
     }
 
     fn state(&self, tensor: &str, row: usize) -> u64 {
-        let mut state = self.seed ^ (row as u64).wrapping_mul(0x2545_f491_4f6c_dd1d);
+        let mut state = self.options.seed ^ (row as u64).wrapping_mul(0x2545_f491_4f6c_dd1d);
         for byte in tensor.bytes() {
             state = (state ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
