@@ -6,6 +6,7 @@ use crate::backend::cpu::arena;
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::wait_until;
 use crate::backend::cuda::{Device, Event, Pinned};
+use crate::ensure;
 use crate::error::{Error, Result};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -85,6 +86,8 @@ impl Staging {
         filled: impl Fn(Range<usize>) + Sync,
         send: &mut Sender<'_>,
     ) -> Result<()> {
+        let together = pieces.each.saturating_mul(pieces.together);
+        ensure!((1..=Staging::BYTES).contains(&together), Internal, "pieces of {together} bytes together, a buffer has {}", Staging::BYTES);
         self.grow(device, pool, Staging::BUFFERS.min(self.filled + pieces.turns()))?;
         let first = self.filled;
         self.filled += pieces.turns();
@@ -191,10 +194,9 @@ impl Run<'_, '_> {
         }
         let at = (piece - all.start) * self.pieces.each;
         let bytes = self.pieces.each.min(self.pieces.bytes(turn).len() - at);
-        assert!(at + bytes <= Staging::BYTES);
         let start = std::ptr::with_exposed_provenance_mut::<u8>(buffer.bytes.address() as usize);
-        // SAFETY: inside of the buffer, which is open for this turn: its last copy was waited for, the next begins when all pieces of the turn are
-        // full, and each piece is dealt out once.
+        // SAFETY: inside of the buffer, since all pieces of a turn fit it. It is open for this turn: its last copy was waited for, the next one begins
+        // when all pieces of the turn are full, and each piece is dealt out once.
         fill(unsafe { std::slice::from_raw_parts_mut(start.add(at), bytes) })?;
         if buffer.left.fetch_sub(1, Ordering::AcqRel) > 1 {
             return Ok(None);

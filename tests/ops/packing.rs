@@ -122,7 +122,9 @@ fn pieces_arrive_where_they_belong() {
     let pool = Pool::of(Team::Crew(Arc::new(Crew::exactly(4).unwrap())), 4);
     let byte = |at: usize| (at.wrapping_mul(0x9e37_79b9) >> 11) as u8;
     let mut weights = DeviceWeights::new(&stream, 0).unwrap();
-    for (total, each, together) in [(1, 1, 1), (1000, 7, 3), (999, 1000, 5), (4096, 64, 1), (Staging::BYTES * 7 / 2, 1 << 20, 16)] {
+    for (total, each, together) in
+        [(1, 1, 1), (1000, 7, 3), (999, 1000, 5), (4096, 64, 1), (Staging::BYTES * 19 / 2, 1 << 20, Staging::BYTES >> 20)]
+    {
         let address = weights.take(total, "bytes").unwrap();
         let fill = |_: &mut (), piece: usize, to: &mut [u8]| {
             to.iter_mut().zip(piece * each..).for_each(|(b, at)| *b = byte(at));
@@ -157,6 +159,9 @@ fn a_piece_that_fails_ends_the_run() {
     let mut weights = DeviceWeights::new(&stream, 0).unwrap();
     let address = weights.take(1 << 20, "bytes").unwrap();
     let pieces = Pieces { total: 1 << 20, each: 1 << 12, together: 4 };
+    let beyond = Pieces { together: 1 + Staging::BYTES / pieces.each, ..pieces };
+    let failed = weights.send(address, beyond, &pool, |_: &mut (), _, _| Ok(()), |_| {}, |_, _| Ok(())).unwrap_err();
+    assert_eq!(failed.kind(), Kind::Internal);
     for bad in [0, 3, 100, 255] {
         let fill = |_: &mut (), piece: usize, _: &mut [u8]| match piece == bad {
             true => Err(Error::new(Kind::Io, format!("piece {piece}"))),
