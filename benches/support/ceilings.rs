@@ -1,5 +1,5 @@
-//! What a core can do at most, for benchmarks to measure beside what they measure: loops that do nothing else. Without AVX-512 they
-//! measure what plain code reaches, which is no ceiling.
+//! What a core can do at most, for benchmarks to measure beside what they measure: loops that do nothing else, in registers as wide as the
+//! processor has. Other processors than x86-64 have none yet: a rate of nothing, whose shares are none.
 #![allow(unsafe_code, dead_code)] // Intrinsics; every user takes some of the loops.
 
 #[cfg(target_arch = "x86_64")]
@@ -33,11 +33,19 @@ mod x86 {
         is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni")
     }
 
+    fn half() -> bool {
+        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
+    }
+
     /// Reads every byte.
     pub fn read(bytes: &[u8]) -> u64 {
         if wide() {
             // SAFETY: just detected.
             return unsafe { read_wide(bytes) };
+        }
+        if half() {
+            // SAFETY: just detected.
+            return unsafe { read_half(bytes) };
         }
         bytes.as_chunks::<8>().0.iter().fold(0, |a, b| a ^ u64::from_ne_bytes(*b))
     }
@@ -57,14 +65,48 @@ mod x86 {
         sums.iter().fold(0, |a, &s| a ^ _mm512_reduce_add_epi64(s) as u64)
     }
 
-    /// Floating point operations done in `n` rounds of independent multiply-adds.
+    #[target_feature(enable = "avx2")]
+    fn read_half(bytes: &[u8]) -> u64 {
+        let mut sums = [_mm256_setzero_si256(); 8];
+        for line in bytes.as_chunks::<256>().0 {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: the chunk holds eight registers.
+                unsafe {
+                    if i % 2 == 0 {
+                        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(4096 + i * 32).cast());
+                    }
+                    *sum = _mm256_xor_si256(*sum, _mm256_loadu_si256(line.as_ptr().add(i * 32).cast()));
+                }
+            }
+        }
+        sums.iter().fold(0, |a, &s| a ^ _mm256_extract_epi64::<0>(s) as u64)
+    }
+
+    /// Floating point operations done in `n` rounds of independent multiply-adds; 1 where there are none.
     pub fn fma(n: usize) -> f64 {
-        if !wide() {
+        if !wide() && !half() {
             return 1.0;
+        }
+        if !wide() {
+            // SAFETY: just detected.
+            unsafe { fma_half(n) };
+            return (n * 12 * 16) as f64;
         }
         // SAFETY: just detected.
         unsafe { fma_wide(n) };
         (n * 12 * 32) as f64
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    fn fma_half(n: usize) {
+        let (x, y) = (black_box(_mm256_set1_ps(0.999)), black_box(_mm256_set1_ps(0.001)));
+        let mut sums = [_mm256_set1_ps(1.0); 12];
+        for _ in 0..n {
+            for s in &mut sums {
+                *s = _mm256_fmadd_ps(*s, x, y);
+            }
+        }
+        black_box(sums);
     }
 
     #[target_feature(enable = "avx512f")]
@@ -102,14 +144,33 @@ mod x86 {
         black_box(sums);
     }
 
-    /// Integer operations done in `n` rounds of independent dot products.
+    /// Integer operations done in `n` rounds of independent dot products of bytes; 1 where there are none. Without a dot instruction of 32 bits that is
+    /// the one of 16 bits and its addition: products of 8 by 8 bits, which it cannot hold two of, reach half of that.
     pub fn dot(n: usize) -> f64 {
-        if !wide() {
+        if !wide() && !half() {
             return 1.0;
+        }
+        if !wide() {
+            // SAFETY: just detected.
+            unsafe { dot_half(n) };
+            return (n * 12 * 64) as f64;
         }
         // SAFETY: just detected.
         unsafe { dot_wide(n) };
         (n * 12 * 128) as f64
+    }
+
+    #[target_feature(enable = "avx2")]
+    fn dot_half(n: usize) {
+        let mut sums = [_mm256_set1_epi16(1); 12];
+        for _ in 0..n {
+            // Anew in each round, or the products would be made once.
+            let (x, y) = (black_box(_mm256_set1_epi8(3)), black_box(_mm256_set1_epi8(2)));
+            for (i, s) in sums.iter_mut().enumerate() {
+                *s = _mm256_add_epi16(*s, _mm256_maddubs_epi16(if i % 2 == 0 { x } else { y }, *s));
+            }
+        }
+        black_box(sums);
     }
 
     #[target_feature(enable = "avx512f,avx512vnni")]

@@ -181,7 +181,7 @@ fn a_piece_that_fails_ends_the_run() {
             &pool,
             |_: &mut (), _, _| Ok(()),
             |_| {},
-            |range, _| match range.start == bad / 4 << 14 {
+            |range, _| match range.start == (bad / 4) << 14 {
                 true => Err(Error::new(Kind::Io, "on its way")),
                 false => Ok(()),
             },
