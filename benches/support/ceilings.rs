@@ -71,12 +71,7 @@ mod x86 {
         for line in bytes.as_chunks::<256>().0 {
             for (i, sum) in sums.iter_mut().enumerate() {
                 // SAFETY: the chunk holds eight registers.
-                unsafe {
-                    if i % 2 == 0 {
-                        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(4096 + i * 32).cast());
-                    }
-                    *sum = _mm256_xor_si256(*sum, _mm256_loadu_si256(line.as_ptr().add(i * 32).cast()));
-                }
+                *sum = _mm256_xor_si256(*sum, unsafe { _mm256_loadu_si256(line.as_ptr().add(i * 32).cast()) });
             }
         }
         sums.iter().fold(0, |a, &s| a ^ _mm256_extract_epi64::<0>(s) as u64)

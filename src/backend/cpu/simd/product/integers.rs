@@ -19,8 +19,11 @@ pub(super) const TABLE: u8 = 2;
 const FEW: usize = 16;
 /// Columns from which on one row reads four panels of 8-bit weights at a time.
 const LONG: usize = 4096;
-/// Bytes ahead that several rows ask memory for weights.
+/// Bytes of a panel beyond which one row in sixteen registers does.
+const LONG_BYTES: usize = 16 << 10;
+/// Bytes ahead that memory is asked for weights in one stream, and in each of four.
 const AHEAD: usize = 4096;
+const AHEAD_OF_FOUR: usize = 2048;
 /// Groups of four k's in a block, and pairs of them.
 const GROUPS: usize = 8;
 const PAIRS: usize = 4;
@@ -40,7 +43,13 @@ pub(super) unsafe fn integers<S: Lanes, const KIND: u8, const HALF: bool, const 
             let wide = S::REGISTERS == Registers::ThirtyTwo;
             // Few rows read the panels as the one stream that they are. Four streams, which the compiler has no registers for, only pay
             // where a panel is so long that the activations of its one row no longer stay in the first cache.
-            let width = if wide && KIND == I8 && have >= 4 && p.rows.len() == 1 && p.cols > LONG {
+            // Half as wide registers take so many instructions to a line that one stream waits for memory; four do less.
+            let is_long = match S::REGISTERS {
+                Registers::ThirtyTwo => KIND == I8 && p.cols > LONG,
+                Registers::Sixteen => p.panel_bytes > LONG_BYTES,
+                Registers::None => false,
+            };
+            let width = if is_long && have >= 4 && p.rows.len() == 1 {
                 4
             } else if wide && have >= 2 && p.rows.len() > FEW {
                 2
@@ -93,7 +102,10 @@ pub(super) unsafe fn integers<S: Lanes, const KIND: u8, const HALF: bool, const 
                         _ => with_rows!(S, rows, one, [1 2 3 4 6 8]),
                     }
                 } else if const { S::REGISTERS.are(Registers::Sixteen) } {
-                    with_rows!(S, rows, one, [1 2]);
+                    match width {
+                        4 => with_rows!(S, rows, four, [1]),
+                        _ => with_rows!(S, rows, one, [1 2]),
+                    }
                 } else {
                     with_rows!(S, rows, one, [1]);
                 }
@@ -139,16 +151,19 @@ impl<S: Lanes, const KIND: u8, const HALF: bool, const MIN: bool, const R: usize
                 // Scales stand in front of their codes but are needed after them. Touching them first keeps each stream ascending, without
                 // which the hardware's prefetcher loses a quarter of the bandwidth. One row needs no more: so few instructions go to a line that
                 // loads far ahead are under way by themselves, and prefetching by hand costs a fifth. Several rows fill the window of
-                // instructions with arithmetic, and wait for each line unless it was asked for before.
-                if const { R > 1 && P == 1 } {
+                // instructions with arithmetic, and wait for each line unless it was asked for before; so does one row in half as wide registers.
+                let ahead = const { Self::ahead() };
+                // Behind a panel's end it is the next one of this stream that comes.
+                let next = if b / 2 * Self::STRETCH + ahead < step { ahead } else { ahead + (P - 1) * step };
+                if ahead > 0 {
                     for line in (0..codes).step_by(64) {
-                        S::prefetch(at.wrapping_add(AHEAD + line));
+                        unroll!(j < P { S::prefetch(at.wrapping_add(j * step + next + line)); });
                     }
                 }
                 if b % 2 == 0 {
-                    if const { R > 1 && P == 1 } {
+                    if ahead > 0 {
                         for line in (0..Self::STRETCH - Self::CODES).step_by(64) {
-                            S::prefetch(stretch.wrapping_add(AHEAD + line));
+                            unroll!(j < P { S::prefetch(stretch.wrapping_add(j * step + next + line)); });
                         }
                     }
                     unroll!(j < P {
@@ -182,6 +197,16 @@ impl<S: Lanes, const KIND: u8, const HALF: bool, const MIN: bool, const R: usize
     const CODES: usize = if KIND == I8 { SUPER * LANES } else { SUPER * LANES / 2 };
     /// Bytes of scales in a stretch; minimums take as many again.
     const SCALES: usize = SUPER / if HALF { 16 } else { 32 } * LANES * 2;
+    /// How far ahead weights are asked for; 0: they are not.
+    const fn ahead() -> usize {
+        match (R, P) {
+            (1, 4) if S::REGISTERS.are(Registers::Sixteen) => AHEAD_OF_FOUR,
+            (1, 1) if S::REGISTERS.are(Registers::Sixteen) => AHEAD,
+            (2.., 1) => AHEAD,
+            _ => 0,
+        }
+    }
+
     const STRETCH: usize = Self::CODES + Self::SCALES * if MIN { 2 } else { 1 };
 
     /// Exact integer sums of `groups` groups of four k's from `k` of a block; `part` says which of the stored sums belong to them
