@@ -144,7 +144,8 @@ impl Synthetic {
         Ok(Synthetic::of(dtype, seed))
     }
 
-    /// How a matrix is stored. Mixes keep the head in more bits, and values and down projections of half of the layers.
+    /// How a matrix is stored. Mixes keep the head in more bits, and values and down projections of half of the layers; a head that is the table of
+    /// tokens as well, which llama.cpp keeps in more bits too, has no name of its own and stays as the others are.
     pub fn dtype_of(&self, tensor: &str) -> DType {
         let Some(finer) = self.finer else { return self.dtype };
         let layer = tensor.split('.').find_map(|word| word.parse::<usize>().ok());

@@ -4,20 +4,20 @@
 
 use crate::backend::cpu::arena;
 use crate::backend::cpu::pool::Pool;
-use crate::backend::cpu::wait_until;
+use crate::backend::cpu::{lock, wait_until};
 use crate::backend::cuda::{Device, Event, Pinned};
 use crate::ensure;
 use crate::error::{Error, Result};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The ring.
 #[derive(Default)]
 pub struct Staging {
     buffers: Vec<Buffer>,
-    /// Buffers that were filled so far, each as often as it was.
-    filled: usize,
+    /// Turns of all runs so far: a turn fills a buffer.
+    turns: usize,
 }
 
 struct Buffer {
@@ -88,9 +88,9 @@ impl Staging {
     ) -> Result<()> {
         let together = pieces.each.saturating_mul(pieces.together);
         ensure!((1..=Staging::BYTES).contains(&together), Internal, "pieces of {together} bytes together, a buffer has {}", Staging::BYTES);
-        self.grow(device, pool, Staging::BUFFERS.min(self.filled + pieces.turns()))?;
-        let first = self.filled;
-        self.filled += pieces.turns();
+        self.grow(device, pool, Staging::BUFFERS.min(self.turns + pieces.turns()))?;
+        let first = self.turns;
+        self.turns += pieces.turns();
         self.buffers.iter_mut().for_each(|buffer| *buffer.open.get_mut() = 0);
         let run = Run {
             buffers: &self.buffers,
@@ -237,9 +237,4 @@ impl Drop for Whole<'_, '_, '_> {
             self.0.has_failed.store(true, Ordering::Release);
         }
     }
-}
-
-/// What is inside is whole at every moment.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

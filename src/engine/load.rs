@@ -29,8 +29,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Bytes of one step of a load that nobody slices: large enough to keep every worker busy, small enough to cancel between. After a quick step it is
-/// twice as many: a device's bus takes the most in two milliseconds.
+/// Bytes of one step of a load that nobody slices: large enough to keep every worker busy, small enough to cancel between. After as many in little time
+/// it is twice as many: a device's bus takes the most in two milliseconds.
 const SLICE: usize = 32 << 20;
 const MOST_SLICE: usize = 128 << 20;
 const QUICK: Duration = Duration::from_millis(10);
@@ -96,9 +96,9 @@ pub fn load_with(
     let mut loader = Loader::new(input, options).with_pool(pool).at_once();
     let mut slice = SLICE;
     loop {
-        let begun = Instant::now();
+        let (begun, before) = (Instant::now(), loader.progress());
         let engine = loader.step(slice)?;
-        slice = if begun.elapsed() < QUICK { (2 * slice).min(MOST_SLICE) } else { SLICE };
+        slice = next_slice(slice, begun.elapsed(), before, loader.progress());
         if let Some(progress) = progress.as_mut()
             && progress(loader.progress()).is_break()
         {
@@ -107,6 +107,15 @@ pub fn load_with(
         if let Some(engine) = engine {
             return Ok(engine);
         }
+    }
+}
+
+fn next_slice(slice: usize, took: Duration, before: Progress, now: Progress) -> usize {
+    let done = now.done_bytes.saturating_sub(before.done_bytes);
+    match took < QUICK {
+        true if now.phase == before.phase && done >= slice as u64 / 2 => (2 * slice).min(MOST_SLICE),
+        true => slice,
+        false => SLICE,
     }
 }
 
@@ -307,4 +316,20 @@ impl Engine {
 fn not_inside() -> Result<()> {
     ensure!(!inside(), Busy, "this thread is inside a call that computes; another one cannot begin before that has returned");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_grow_only_while_whole_ones_are_quick() {
+        let at = |phase, done_bytes| Progress { done_bytes, total_bytes: 1 << 40, phase };
+        let (quick, slow) = (QUICK / 2, QUICK);
+        let next = |slice: usize, took, done: usize| next_slice(slice, took, at("weights", 7), at("weights", 7 + done as u64));
+        assert_eq!([1, 2, 4].map(|n| next(n * SLICE, quick, n * SLICE)), [2, 4, 4].map(|n| n * SLICE));
+        // A small weight says nothing, nor does a step that counts no bytes; a slow one is enough.
+        assert_eq!((next(2 * SLICE, quick, 4096), next(2 * SLICE, slow, 2 * SLICE)), (2 * SLICE, SLICE));
+        assert_eq!(next_slice(SLICE, quick, at("tokenizer", 0), at("weights", 1 << 30)), SLICE);
+    }
 }

@@ -112,9 +112,8 @@ impl Sending {
             self.current = Some(Current { filling, address: self.weights.take(bytes, "packed weights")?, before, as_stored });
         }
         let Some(Current { filling, address, before, as_stored }) = &mut self.current else { return Ok(()) };
-        let (rows, done, panels) = (filling.rows(), filling.bytes(), (most / panel_bytes).max(1));
-        let count = panels.min(part.rows.div_ceil(LANES) - filling.panels);
-        let (before, panels, pick) = (*before, filling.panels, filling.part.pick);
+        let (rows, done, first, before) = (filling.rows(), filling.bytes(), filling.panels, *before);
+        let (count, pick) = ((most / panel_bytes).max(1).min(part.rows.div_ceil(LANES) - first), filling.part.pick);
         let give_back = |read: Range<usize>| {
             if let (Supply::Checkpoint(checkpoint), Pick::Whole) = (supply, pick) {
                 checkpoint.release_part(&part.tensor, rows + read.start..part.rows.min(rows + read.end), part.rows);
@@ -141,7 +140,7 @@ impl Sending {
                     // A row's last codes are half of what is stored together; nobody writes the other half.
                     to.fill(0);
                 }
-                let mut panels = (panels + piece * few..).zip(to.chunks_exact_mut(panel_bytes));
+                let mut panels = (first + piece * few..).zip(to.chunks_exact_mut(panel_bytes));
                 panels.try_for_each(|(index, panel)| filling.panel(supply, index, panel, scratch))
             };
             let fingerprint = &mut self.fingerprint;

@@ -21,7 +21,7 @@ typedef int Result;
 typedef u64 Address;
 enum : Result {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400,
-    NOT_FOUND = 500, LAUNCH_FAILED = 719, NOT_PERMITTED = 800,
+    NOT_FOUND = 500, LAUNCH_FAILED = 719, NOT_PERMITTED = 800, NOT_SUPPORTED = 801,
 };
 
 struct Graph {
@@ -187,6 +187,7 @@ EXPORT cuMemFreeHost(void* p) {
     return pinned.erase((u8*)p), free(p), OK;
 }
 EXPORT cuMemHostRegister_v2(void* p, size_t bytes, u32) {
+    if (setting("METRALE_SHIM_UNPINNED", 0)) return NOT_SUPPORTED;
     std::lock_guard<std::recursive_mutex> held(lock);
     return pinned[(u8*)p] = bytes, OK;
 }

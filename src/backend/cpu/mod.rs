@@ -30,4 +30,4 @@ pub use pool::{Pool, Team, Worker};
 pub use processors::available_threads;
 pub use simd::{Table, table, tables};
 
-pub(crate) use wait::{lock_unless, wait_until};
+pub(crate) use wait::{lock, lock_unless, wait_until};

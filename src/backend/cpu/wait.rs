@@ -46,7 +46,7 @@ pub(crate) fn lock_unless<'a, T>(mutex: &'a Mutex<T>, give_up: &dyn Fn() -> bool
 }
 
 /// A lock whose data is valid at every moment, so a panic elsewhere does not spoil it.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
